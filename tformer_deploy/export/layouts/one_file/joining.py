@@ -7,21 +7,28 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ....bundle.contract import cache_names, signature
 from ....bundle.recipe import Recipe
 from ....decoding import DecodeOptions
 from ....model.seq2seq import Seq2Seq
 from ...passes import run_passes
-from ...to_onnx import output_names, own_outputs
+from ...to_onnx import output_names
 from ...trace import Tracer, traced
 from .search import (
+    BEFORE,
+    EVENT,
+    FLOAT,
     INPUTS,
     KEPT,
     PER_SENTENCE,
-    STATE,
+    POSITION,
+    ROWS,
+    SENTENCES,
     Best,
     Choose,
+    Collect,
     Needed,
     Part,
     Ruled,
@@ -30,10 +37,11 @@ from .search import (
 )
 
 Values = dict[str, ir.Value]
-KINDS = {"int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT, "float64": ir.DataType.DOUBLE}
-KINDS |= {"bool": ir.DataType.BOOL}
+KINDS = {"int32": ir.DataType.INT32, "int64": ir.DataType.INT64, "bool": ir.DataType.BOOL}
+KINDS |= {"float32": ir.DataType.FLOAT, "float64": ir.DataType.DOUBLE}
 OUTPUTS = {"ids": "kept_ids", "lengths": "kept_lengths", "finished": "kept_finished"}
 OUTPUTS |= {"scores": "kept_scores", "values": "kept_values"}
+IR_VERSION = 10
 
 
 class Joiner:
@@ -42,65 +50,78 @@ class Joiner:
     def __init__(self, main: ir.Graph) -> None:
         self.main, self.count = main, 0
 
-    def put(self, into: ir.Graph, part: ir.Graph, names: Sequence[str], given: Mapping[str, ir.Value]) -> Values:
-        """Move a traced graph's nodes to the end of another; its outputs by `names`."""
+    def put(self, into: ir.Graph, made: ir.Model, names: Sequence[str], given: Mapping[str, ir.Value]) -> Values:
+        """Move a traced graph's nodes to the end of another: its first outputs, by `names`; "" is not needed."""
         self.count += 1
-        own_outputs(part, [f"{name}_{self.count}" for name in names])
+        part = made.graph
+        kept = [(name, value) for name, value in zip(names, part.outputs, strict=False) if name]
+        part.outputs[:] = [value for _, value in kept]
+        RemoveUnusedNodesPass()(made)
         for value in list(part.inputs):
-            ir.convenience.replace_all_uses_with(value, given[str(value.name)], replace_graph_outputs=True)
+            ir.convenience.replace_all_uses_with(value, given[str(value.name)])
+        part.outputs.clear()
+        now = {}
         for name, value in list(part.initializers.items()):
             del part.initializers[name]
-            self.keep_initializer(name, value)
-        nodes, outputs = list(part), list(part.outputs)
-        part.outputs.clear()
+            now[value] = self.keep_initializer(name, value)
+        nodes = list(part)
         part.remove(nodes)
         for node in nodes:
             node.name = f"{part.name}_{self.count}/{node.name}"
             for value in node.outputs:
                 value.name = f"{part.name}_{self.count}/{value.name}"
-                value.shape = value.type = None
+                value.shape = value.type = None  # sizes have other names in other parts
         into.extend(nodes)
-        return dict(zip(names, outputs, strict=False))
+        return {name: now.get(value, value) for name, value in kept}
 
-    def keep_initializer(self, name: str, value: ir.Value) -> None:
+    def keep_initializer(self, name: str, value: ir.Value) -> ir.Value:
         """Give a constant to the outermost graph, or its readers the equal one that is there."""
         known = self.main.initializers.get(name)
         if known is not None:
-            one, other = known.const_value, value.const_value
-            assert one is not None
+            ours, other = known.const_value, value.const_value
+            assert ours is not None
             assert other is not None
-            if one.dtype == other.dtype and np.array_equal(one.numpy(), other.numpy()):
+            if ours.dtype == other.dtype and np.array_equal(ours.numpy(), other.numpy()):
                 ir.convenience.replace_all_uses_with(value, known)
-                return
-            name = f"{name}_{self.count}"
-        value.name = name
+                return known
+            value.name = f"{name}_{self.count}"
         self.main.register_initializer(value)
+        return value
 
-    def node(self, into: ir.Graph, kind: str, inputs: Sequence[ir.Value | None], outputs: int = 1, **how: Any) -> Any:
-        """Add a node to the end of a graph: its output, or all of several."""
+    def nodes(self, into: ir.Graph, kind: str, inputs: Sequence[Any], outputs: int, **how: Any) -> Sequence[ir.Value]:
+        """Add a node to the end of a graph: its outputs."""
         self.count += 1
         made = ir.node(kind, inputs, how, num_outputs=outputs, name=f"{kind}_{self.count}")
         for i, value in enumerate(made.outputs):
             value.name = f"{kind}_{self.count}/{i}"
         into.append(made)
-        return made.outputs[0] if outputs == 1 else list(made.outputs)
+        return made.outputs
+
+    def node(self, into: ir.Graph, kind: str, inputs: Sequence[Any], **how: Any) -> ir.Value:
+        """Add a node to the end of a graph: its one output."""
+        return self.nodes(into, kind, inputs, 1, **how)[0]
 
     def constant(self, array: Any) -> ir.Value:
         """A constant of the outermost graph."""
         self.count += 1
         name = f"constant_{self.count}"
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        tensor = ir.tensor(np.asarray(array), name=name)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype))
         self.main.register_initializer(value)
         return value
 
 
-def typed(specs: Specs, suffix: str = "", shaped: bool = False) -> Values:
-    """New values of these types; their sizes only where `shaped`."""
+def kind_of(dtype: Any) -> ir.TensorType:
+    """ONNX's type of PyTorch's."""
+    return ir.TensorType(KINDS[str(dtype).removeprefix("torch.")])
+
+
+def values_of(specs: Specs, suffix: str = "", sized: bool = False) -> Values:
+    """New values of these types."""
     found = {}
     for name, (dtype, shape) in specs.items():
-        sizes = shape if shaped else [None] * len(shape)
-        kind = ir.TensorType(KINDS[str(dtype).removeprefix("torch.")])
-        found[name] = ir.Value(name=f"{name}{suffix}", type=kind, shape=ir.Shape(sizes))
+        sizes = shape if sized else [None] * len(shape)
+        found[name] = ir.Value(name=f"{name}{suffix}", type=kind_of(dtype), shape=ir.Shape(sizes))
     return found
 
 
@@ -110,7 +131,10 @@ class Composer:
     def __init__(self, model: Seq2Seq, options: DecodeOptions, recipe: Recipe) -> None:
         self.config, self.options, self.recipe = model.config, options, recipe
         self.tracer = Tracer(model)
-        self.inputs = typed(INPUTS, shaped=True)
+        heads: tuple[str, ...] = ("rows", "heads", "positions", "size")
+        self.past: Specs = dict.fromkeys(cache_names("past", model.config), (FLOAT, heads))
+        self.cross: Specs = dict.fromkeys(cache_names("cross", model.config), (FLOAT, heads))
+        self.inputs = values_of(INPUTS, sized=True)
         for name in PER_SENTENCE:
             self.inputs[name].shape = ir.Shape(["batch_or_1", *INPUTS[name][1][1:]])
         self.graph = self.empty(self.inputs.values(), "generate")
@@ -121,107 +145,98 @@ class Composer:
         return ir.Graph(list(inputs), [], nodes=[], opset_imports={"": self.recipe.opset}, name=name)
 
     def standard(self, into: ir.Graph, name: str, given: Values) -> Values:
-        """Put a standard graph."""
-        part = self.tracer.graph(name, self.recipe)
-        run_passes(part, self.recipe.passes(name), self.recipe, {})
+        """Put a standard graph; of a step, without its own choice of tokens."""
+        made = self.tracer.graph(name, self.recipe)
+        run_passes(made, self.recipe.passes(name), self.recipe, {})
         names = output_names(signature(name, self.config, self.recipe))
-        return self.joiner.put(into, part.graph, names, given)
+        return self.joiner.put(into, made, ["" if each.startswith("top_") else each for each in names], given)
 
     def part(self, into: ir.Graph, kind: type[Part], given: Values) -> Values:
         """Put a part of the search."""
         module = kind(self.config, self.options).eval()
         made = traced(module, module.given(), list(module.outputs), self.recipe.opset)
-        return self.joiner.put(into, made.graph, module.outputs, given)
+        return self.joiner.put(into, made, module.outputs, given)
 
     def compose(self) -> ir.Model:
         """The whole graph."""
-        given, put = dict(self.inputs), self.joiner.node
+        given: Values = dict(self.inputs)
         given |= self.standard(self.graph, "encoder", given)
-        beams = put(self.graph, "Cast", [given["beams"]], to=ir.DataType.INT64.value)
-        zero = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float32)))
-        node = ir.Node("", "ConstantOfShape", [beams], [zero], name="places")
-        self.graph.append(node)
-        node.outputs[0].name = "places"
-        count = put(self.graph, "Shape", [given["src_lengths"]])
-        size = put(self.graph, "Concat", [count, self.joiner.constant(np.ones(1, np.int64))], axis=0)
-        given |= {"places": node.outputs[0]}
-        for name in PER_SENTENCE:
-            to = count if len(INPUTS[name][1]) == 1 else size
-            given[name] = put(self.graph, "Expand", [given[name], to])
-        found = self.part(self.graph, Start, given)
-        given |= found
-        heads = self.config.decoder
-        empty = put(
-            self.graph,
-            "Expand",
-            [
-                self.joiner.constant(np.zeros((1, heads.heads, 0, heads.head_dim), np.float32)),
-                put(self.graph, "Concat", [count, self.joiner.constant(np.ones(3, np.int64))], axis=0),
-            ],
-        )
-        caches = cache_names("past", self.config)
-        given |= dict.fromkeys(caches, empty)
-        carried = [*STATE, *caches]
-        body = self.body(given, caches)
-        true = self.joiner.constant(np.array(True))
-        loop = ir.Node(
-            "",
-            "Loop",
-            [None, true, *(given[name] for name in carried)],
-            [ir.AttrGraph("body", body)],
-            num_outputs=len(carried),
-            name="loop",
-        )
-        self.graph.append(loop)
-        for name, value in zip(carried, loop.outputs, strict=True):
-            value.name = f"last_{name}"
-        last = dict(zip(carried, loop.outputs, strict=True))
-        n_best = put(self.graph, "Cast", [given["n_best"]], to=ir.DataType.INT64.value)
+        given |= self.first(given)
+        specs = {**ROWS, **POSITION, **KEPT, **SENTENCES, "src_lengths": INPUTS["src_lengths"], **self.cross}
+        specs |= self.past
+        last = self.loop(self.graph, "until all have ended", specs, given, self.round)
+        put, graph = self.joiner.node, self.graph
+        n_best = put(graph, "Cast", [given["n_best"]], to=ir.DataType.INT64)
+        bounds = [self.joiner.constant([0]), n_best, self.joiner.constant([1])]
         for name, kept in OUTPUTS.items():
-            start, axis = self.joiner.constant(np.zeros(1, np.int64)), self.joiner.constant(np.ones(1, np.int64))
-            value = put(self.graph, "Slice", [last[kept], start, n_best, axis])
+            value = put(graph, "Slice", [last[kept], *bounds])
             dtype, shape = KEPT[kept]
-            value.name = name
-            value.type = ir.TensorType(KINDS[str(dtype).removeprefix("torch.")])
+            value.name, value.type = name, kind_of(dtype)
             value.shape = ir.Shape(["batch", "n_best", *shape[2:]])
-            self.graph.outputs.append(value)
-        return ir.Model(self.graph, ir_version=10)
+            graph.outputs.append(value)
+        return ir.Model(graph, ir_version=IR_VERSION)
 
-    def body(self, around: Values, caches: Sequence[str]) -> ir.Graph:
-        """A step of the search."""
-        state = typed(STATE, "_before")
-        heads = [None] * 4
-        state |= {
-            name: ir.Value(name=f"{name}_before", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(heads))
-            for name in caches
-        }
-        step = ir.Value(name="step", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-        goes_on = ir.Value(name="goes_on", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-        body = self.empty([step, goes_on, *state.values()], "body")
-        given = {**around, **state}
-        given |= self.standard(body, "decoder_step", given)
-        needed = self.part(body, Needed, given)["needed"]
-        branches = {}
-        for name, kind in (("then_branch", Ruled), ("else_branch", Best)):
-            branch = self.empty([], name)
-            found = self.part(branch, kind, given)
-            branch.outputs.extend(found.values())
-            branches[name] = branch
-        chosen = ir.Node(
-            "", "If", [needed], [ir.AttrGraph(n, g) for n, g in branches.items()], num_outputs=3, name="rules"
-        )
-        body.append(chosen)
-        for name, value in zip(Best.outputs, chosen.outputs, strict=True):
-            value.name = f"best_{name}"
-            given[name] = value
-        found = self.part(body, Choose, given)
-        on = self.joiner.node(body, "ReduceMax", [self.joiner.node(body, "Cast", [found["active"]], to=6)], keepdims=0)
-        on = self.joiner.node(body, "Cast", [on], to=ir.DataType.BOOL.value)
-        presents = [given[name.replace("past", "present")] for name in caches]
-        body.outputs.extend([on, *(found[name] for name in STATE), *presents])
-        for value, (dtype, _) in zip(body.outputs[1:], STATE.values(), strict=False):
-            value.type = ir.TensorType(KINDS[str(dtype).removeprefix("torch.")])
-        on.type = ir.TensorType(ir.DataType.BOOL)
-        for value in presents:
-            value.type = ir.TensorType(ir.DataType.FLOAT)
-        return body
+    def first(self, given: Values) -> Values:
+        """The state before the first step."""
+        put, graph, constant = self.joiner.node, self.graph, self.joiner.constant
+        beams = put(graph, "Cast", [given["beams"]], to=ir.DataType.INT64)
+        found = {"places": put(graph, "Expand", [constant(np.zeros(1, np.float32)), beams])}
+        count = put(graph, "Shape", [given["src_lengths"]])
+        for name in PER_SENTENCE:
+            ones = constant(np.ones(len(INPUTS[name][1]) - 1, np.int64))
+            found[name] = put(graph, "Expand", [given[name], put(graph, "Concat", [count, ones], axis=0)])
+        heads = self.config.decoder
+        nothing = constant(np.zeros((1, heads.heads, 0, heads.head_dim), np.float32))
+        sizes = put(graph, "Concat", [count, constant(np.ones(3, np.int64))], axis=0)
+        found |= dict.fromkeys(self.past, put(graph, "Expand", [nothing, sizes]))
+        return {**found, **self.part(graph, Start, {**given, **found})}
+
+    def loop(self, into: ir.Graph, name: str, specs: Specs, given: Values, body_of: Any) -> Values:
+        """A loop over some values, whose body `body_of(graph, given)` gives them and whether it goes on."""
+        state = values_of(specs, f" {name}")
+        step = ir.Value(name=f"step {name}", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+        known = ir.Value(name=f"on {name}", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+        body = self.empty([step, known, *state.values()], name)
+        found = body_of(body, {**given, **state})
+        body.outputs.extend([found["goes_on"], *(found[each] for each in specs)])
+        body.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
+        for value, (dtype, _) in zip(body.outputs[1:], specs.values(), strict=True):
+            value.type = kind_of(dtype)
+        inputs = [None, self.joiner.constant(np.array(True)), *(given[each] for each in specs)]
+        return dict(zip(specs, self.joiner.nodes(into, "Loop", inputs, len(specs), body=body), strict=True))
+
+    def round(self, body: ir.Graph, given: Values) -> Values:
+        """Steps until an output ends; then the outputs are collected, and sentences that have ended leave."""
+        nothing = {name: self.joiner.constant(self.zeros(spec)) for name, spec in {**EVENT, **BEFORE}.items()}
+        specs = {**ROWS, **POSITION, **EVENT, **BEFORE, **self.past}
+        found = {**given, **self.loop(body, "until an output ends", specs, {**given, **nothing}, self.step)}
+        found |= self.part(body, Collect, found)
+        put, constant = self.joiner.node, self.joiner.constant
+        places = put(body, "Squeeze", [put(body, "NonZero", [found["going"]]), constant([0])])
+        for name in (*ROWS, *SENTENCES, "src_lengths", *self.cross):
+            found[name] = put(body, "Gather", [found[name], places], axis=0)
+        left = put(body, "Size", [places])
+        return {**found, "goes_on": put(body, "Greater", [left, constant(np.array(0))])}
+
+    @staticmethod
+    def zeros(spec: tuple[Any, Sequence[int | str]]) -> np.ndarray[Any, Any]:
+        """What nobody reads: an array of the right type."""
+        dtype, shape = spec
+        return np.zeros([0] * len(shape), str(dtype).removeprefix("torch."))
+
+    def step(self, body: ir.Graph, given: Values) -> Values:
+        """One step for all rows."""
+        found = {**given, **self.standard(body, "decoder_step", given)}
+        needed = self.part(body, Needed, found)["needed"]
+        branches = {name: self.empty([], name) for name in ("then_branch", "else_branch")}
+        for graph, kind in zip(branches.values(), (Ruled, Best), strict=True):
+            outputs = self.part(graph, kind, found)
+            same = outputs["ruled"] is outputs["plain"]
+            plain = self.joiner.node(graph, "Identity", [outputs["plain"]]) if same else outputs["plain"]
+            graph.outputs.extend([outputs["top_ids"], outputs["ruled"], plain])
+        best = self.joiner.nodes(body, "If", [needed], len(Best.outputs), **branches)
+        found |= dict(zip(Best.outputs, best, strict=True))
+        for name in BEFORE:
+            found[name] = self.joiner.node(body, "Identity", [given[name.removesuffix("_before")]])
+        found |= self.part(body, Choose, found)
+        return {**found, **{name: found[name.replace("past", "present")] for name in self.past}}

@@ -1,7 +1,7 @@
 """The search of a file that generates by itself, in PyTorch: parts that are traced to graphs and joined by `joining`.
 
-The rules are those of docs/decoding.md, for all sentences at once; `tformer_deploy.decoding` has them one by one. A
-sentence that has ended stays among the others until the file drops it.
+The rules are those of docs/decoding.md, for all sentences at once; `tformer_deploy.decoding` has them one by one. An
+inner loop takes steps until an output ends; an outer loop collects it, and drops sentences that have ended.
 
 B sentences, R rows of a sentence in a step (1 at the first), K beams, E end tokens, C candidates of a row, M of a
 sentence, V vocabulary, t tokens so far, F forced tokens.
@@ -20,7 +20,7 @@ from ....model.config import ModelConfig
 from ...trace import Named
 
 Shape = tuple[int | str, ...]
-INT, FLOAT, DOUBLE, BOOL = torch.int32, torch.float32, torch.float64, torch.bool
+INT, LONG, FLOAT, DOUBLE, BOOL = torch.int32, torch.int64, torch.float32, torch.float64, torch.bool
 Specs = dict[str, tuple[torch.dtype, Shape]]
 
 ROWS: Specs = {
@@ -31,23 +31,37 @@ ROWS: Specs = {
     "written": (INT, ("batch", "rows", "length")),
 }
 """Live hypotheses: what the next step is fed, whose rows they continue, sums after the rules and plain, outputs."""
+POSITION: Specs = {"position": (INT, (1,))}
+"""Steps so far."""
 KEPT: Specs = {
-    "kept_ids": (INT, ("batch", "beams", "length")),
-    "kept_lengths": (INT, ("batch", "beams")),
-    "kept_finished": (INT, ("batch", "beams")),
-    "kept_scores": (DOUBLE, ("batch", "beams")),
-    "kept_values": (DOUBLE, ("batch", "beams")),
+    "kept_ids": (INT, ("all", "beams", "kept_length")),
+    "kept_lengths": (INT, ("all", "beams")),
+    "kept_finished": (INT, ("all", "beams")),
+    "kept_scores": (DOUBLE, ("all", "beams")),
+    "kept_values": (DOUBLE, ("all", "beams")),
+    "ended": (INT, ("all",)),
 }
-"""The best outputs that have ended, best first; a place without one has the value -inf."""
-OTHERS: Specs = {"position": (INT, (1,)), "ended": (INT, ("batch",)), "active": (BOOL, ("batch",))}
-"""Steps so far; of each sentence, how many outputs have ended, and whether it goes on."""
-STATE: Specs = {**ROWS, **KEPT, **OTHERS}
+"""Of all sentences, the best outputs that have ended, best first; a place without one has the value -inf. How many
+have ended."""
 SENTENCES: Specs = {
+    "sentences": (LONG, ("batch",)),
     "longest": (INT, ("batch",)),
     "shortest": (INT, ("batch",)),
     "forced": (INT, ("batch", "forced")),
 }
-"""What a search has of each sentence: limits, and forced tokens, at least one column; -1: none."""
+"""Of each sentence that goes on: its place among all, limits, and forced tokens, at least one column; -1: none."""
+LIMITS = ("longest", "shortest", "forced")
+EVENT: Specs = {
+    "best_parents": (LONG, ("batch", "candidates")),
+    "best_tokens": (INT, ("batch", "candidates")),
+    "best_values": (DOUBLE, ("batch", "candidates")),
+    "best_scores": (DOUBLE, ("batch", "candidates")),
+    "best_ends": (BOOL, ("batch", "candidates")),
+    "stuck": (BOOL, ("batch",)),
+}
+"""The candidates of a step at which an output ends, best first, and which sentences have none that goes on."""
+BEFORE: Specs = {f"{name}_before": ROWS[name] for name in ("values", "scores", "written")}
+"""The rows before that step."""
 VOCABULARY: Specs = {"ends": (BOOL, ("vocab",)), "banned": (BOOL, ("vocab",))}
 """Which tokens end an output, and which are never produced."""
 BEST: Specs = {
@@ -74,8 +88,8 @@ INPUTS: Specs = {
 PER_SENTENCE = ("max_tokens", "min_tokens", "first_ids")
 """Inputs of which one row may stand for all sentences."""
 LOGS: Specs = {"log_probs": (FLOAT, ("batch", "rows", "vocab"))}
-SIZES = {"batch": 2, "rows": 3, "beams": 4, "length": 5, "forced": 6, "best": 7, "src_len": 8, "suppressed": 9}
-SIZES |= {"bad_words": 10, "bad_length": 11, "first_ids": 12}
+SIZES = {"batch": 2, "all": 15, "rows": 3, "beams": 4, "length": 5, "kept_length": 3, "candidates": 8, "forced": 6}
+SIZES |= {"best": 7, "src_len": 8, "suppressed": 9, "bad_words": 10, "bad_length": 11, "first_ids": 12}
 """To trace with."""
 
 
@@ -123,7 +137,7 @@ class Start(Part):
         **some(INPUTS, "repetition_penalty"),
         "places": (FLOAT, ("beams",)),
     }
-    outputs = (*STATE, *SENTENCES, *VOCABULARY, "always")
+    outputs: tuple[str, ...] = (*ROWS, *POSITION, *KEPT, *SENTENCES, *VOCABULARY, "always")
 
     def compute(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `Part.compute`. `places`: K zeros; `always`: whether a rule changes every step."""
@@ -144,6 +158,7 @@ class Start(Part):
         words = (suppress >= 0).sum() + (given["bad_words"] >= 0).sum()
         return {
             **self.state(batch, given["places"].expand(batch, -1)),
+            "sentences": torch.arange(batch),
             "longest": longest,
             "shortest": torch.minimum(shortest, longest),
             "forced": torch.cat((given["first_ids"], torch.full((batch, 1), -1, dtype=INT)), 1),
@@ -167,7 +182,6 @@ class Start(Part):
             "kept_values": places.double() - torch.inf,
             "position": torch.zeros(1, dtype=INT),
             "ended": torch.zeros(batch, dtype=INT),
-            "active": torch.ones(batch, dtype=BOOL),
         }
 
 
@@ -175,8 +189,8 @@ class Needed(Part):
     """Whether a rule changes log-probabilities at this step."""
 
     inputs: ClassVar[Specs] = {
-        **some(STATE, "position"),
-        **SENTENCES,
+        **POSITION,
+        **some(SENTENCES, *LIMITS),
         **some(INPUTS, "no_repeat_ngram"),
         "always": (BOOL, (1,)),
     }
@@ -197,12 +211,12 @@ class Needed(Part):
 class Best(Part):
     """The best candidates where no rule changes anything."""
 
-    inputs: ClassVar[Specs] = {**LOGS, **some(STATE, "kept_values")}
+    inputs: ClassVar[Specs] = {**LOGS, "places": (FLOAT, ("beams",))}
     outputs = tuple(BEST)
 
     def compute(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `Part.compute`. Of a row, K that do not end and all that do are enough."""
-        best, ids = given["log_probs"].topk(given["kept_values"].shape[1] + len(self.ends), dim=-1)
+        best, ids = given["log_probs"].topk(given["places"].shape[0] + len(self.ends), dim=-1)
         return {"top_ids": ids.int(), "ruled": best, "plain": best}
 
 
@@ -211,8 +225,9 @@ class Ruled(Part):
 
     inputs: ClassVar[Specs] = {
         **Best.inputs,
-        **some(STATE, "written", "position"),
-        **SENTENCES,
+        **some(ROWS, "written"),
+        **POSITION,
+        **some(SENTENCES, *LIMITS),
         **VOCABULARY,
         **some(INPUTS, "repetition_penalty", "no_repeat_ngram", "bad_words"),
     }
@@ -240,7 +255,7 @@ class Ruled(Part):
         if self.options.forced_end and self.ends:
             last = (given["longest"] == after)[:, None, None]
             ruled = torch.where(last, torch.where(given["ends"], torch.zeros(()), never), ruled)
-        best, ids = ruled.topk(given["kept_values"].shape[1] + len(self.ends), dim=-1)
+        best, ids = ruled.topk(given["places"].shape[0] + len(self.ends), dim=-1)
         return {"top_ids": ids.int(), "ruled": best, "plain": plain.gather(2, ids)}
 
 
@@ -271,74 +286,105 @@ def bad(written: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Choose(Part):
-    """The best candidates of each sentence: outputs that end, and the rows of the next step."""
+    """The best candidates of each sentence, and those of them that are the rows of the next step."""
 
     inputs: ClassVar[Specs] = {
         **BEST,
-        **{name: spec for name, spec in STATE.items() if name not in ("tokens", "parents")},
+        **some(ROWS, "values", "scores", "written"),
+        **POSITION,
         **some(SENTENCES, "longest"),
         **some(VOCABULARY, "ends"),
-        **some(INPUTS, "length_penalty"),
+        "places": (FLOAT, ("beams",)),
     }
-    outputs = (*STATE, "all_active")
+    outputs = (*ROWS, *POSITION, *EVENT, "goes_on")
 
     def compute(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `Part.compute`."""
-        after, beams = given["position"] + 1, given["kept_values"].shape[1]
-        batch, rows, width = given["top_ids"].shape
+        """See `Part.compute`. `goes_on`: no output ends at this step."""
+        after, beams, top_ids = given["position"] + 1, given["places"].shape[0], given["top_ids"]
+        batch, rows, width = top_ids.shape
         sums, plain = (
             (given[sum_of][:, :, None] + given[added]).flatten(1)
             for sum_of, added in (("values", "ruled"), ("scores", "plain"))
         )
         values, order = sums.topk(beams + rows * len(self.ends), dim=1)  # (B, M)
-        tokens, scores = given["top_ids"].flatten(1).gather(1, order), plain.gather(1, order)
-        parents = torch.div(order, width, rounding_mode="trunc") + torch.arange(batch)[:, None] * rows
-        ends, last = (
-            given["ends"].index_select(0, tokens.flatten()).view_as(tokens),
-            (given["longest"] <= after)[:, None],
-        )
-        ending = (values > -torch.inf) & (ends | last) & given["active"][:, None]
+        owners = torch.arange(batch * rows)[:, None].expand(-1, width).contiguous().view(batch, -1)
+        tokens, scores = top_ids.flatten(1).gather(1, order), plain.gather(1, order)
+        parents = owners.gather(1, order)
+        ends = given["ends"].index_select(0, tokens.flatten()).view_as(tokens)
+        ending = (values > -torch.inf) & (ends | (given["longest"] <= after)[:, None])
         live, chosen = torch.where(ends, -torch.inf, values).topk(beams, dim=1)
-        stuck = ~(live[:, :1] > -torch.inf)
-        new = {"tokens": tokens, "parents": parents, "values": values, "scores": scores, "ends": ends, "ending": ending}
-        new = {name: value[:, :beams] for name, value in new.items()}
-        kept = self.keep(given, new, stuck)
-        ended = given["ended"] + new["ending"].sum(1).int()
-        stopped = self.stopped(given, kept["kept_values"][:, -1], live[:, 0], ended)
-        active = given["active"] & ~(last[:, 0] | stuck[:, 0] | stopped)
-        tokens = torch.where(live > -torch.inf, tokens.gather(1, chosen), self.config.pad_id)
-        parents = parents.gather(1, chosen)
+        stuck = ~(live[:, 0] > -torch.inf)
+        next_tokens = torch.where(live > -torch.inf, tokens.gather(1, chosen), self.config.pad_id)
+        next_parents = parents.gather(1, chosen)
         return {
-            **kept,
-            "tokens": tokens,
-            "parents": parents.int(),
+            "best_parents": parents,
+            "best_tokens": tokens,
+            "best_values": values,
+            "best_scores": scores,
+            "best_ends": ends,
+            "stuck": stuck,
+            "tokens": next_tokens,
+            "parents": next_parents.int(),
             "values": live,
             "scores": scores.gather(1, chosen),
-            "written": extended(given["written"], parents, tokens),
+            "written": extended(given["written"], next_parents, next_tokens),
             "position": after,
-            "ended": ended,
-            "active": active,
-            "all_active": active.all(),
+            "goes_on": ending[:, :beams].sum() + stuck.sum() == 0,
         }
 
-    def keep(self, given: dict[str, Tensor], new: dict[str, Tensor], stuck: Tensor) -> dict[str, Tensor]:
+
+class Collect(Part):
+    """Outputs that have ended, and the sentences that go on."""
+
+    inputs: ClassVar[Specs] = {
+        **EVENT,
+        **BEFORE,
+        **some(ROWS, "values"),
+        **POSITION,
+        **KEPT,
+        **some(SENTENCES, "sentences", "longest"),
+        **some(INPUTS, "length_penalty"),
+    }
+    outputs = (*KEPT, "going")
+
+    def compute(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See `Part.compute`. `position` counts the step at which outputs end."""
+        beams, places = given["kept_values"].shape[1], given["sentences"]
+        kept = {name: given[name].index_select(0, places) for name in KEPT}
+        new = {name: given[f"best_{name}"][:, :beams] for name in ("parents", "tokens", "values", "scores", "ends")}
+        last = given["longest"] <= given["position"]
+        ending = (new["values"] > -torch.inf) & (new["ends"] | last[:, None])
+        found = self.best(given, kept, new, ending)
+        found["ended"] = kept["ended"] + ending.sum(1).int()
+        stopped = self.stopped(given, found["kept_values"][:, -1], found["ended"])
+        padded = F.pad(given["kept_ids"], (0, found["kept_ids"].shape[2] - given["kept_ids"].shape[2]))
+        whole = {**given, "kept_ids": padded}
+        for name, value in found.items():
+            rows = places.view(-1, *[1] * (value.ndim - 1)).expand_as(value)
+            found[name] = whole[name].scatter(0, rows, value)
+        return {**found, "going": ~(last | given["stuck"] | stopped)}
+
+    def best(
+        self, given: dict[str, Tensor], kept: dict[str, Tensor], new: dict[str, Tensor], ending: Tensor
+    ) -> dict[str, Tensor]:
         """The best of the kept outputs, the new ones and, of a sentence that ends without any, the rows before."""
-        position, written, pad = given["position"], given["written"], self.config.pad_id
-        values = torch.where(new["ending"], new["values"] / self.norm(given, position + 1), -torch.inf)
-        none = stuck & ~((given["kept_values"][:, :1] > -torch.inf) | new["ending"].any(1, keepdim=True))
-        unfinished = given["values"] / self.norm(given, position.clamp(min=1))  # -inf stays -inf
-        unfinished = torch.where(none & given["active"][:, None], unfinished, -torch.inf)
-        best, order = torch.cat((given["kept_values"], values, unfinished), 1).topk(values.shape[1], dim=1)
-        same = torch.zeros_like(given["values"], dtype=INT)
+        length, written, pad = given["position"], given["written_before"], self.config.pad_id
+        values = torch.where(ending, new["values"] / self.norm(given, length), -torch.inf)
+        any_output = (kept["kept_values"][:, 0] > -torch.inf) | (ending.sum(1) > 0)
+        unfinished = given["values_before"] / self.norm(given, (length - 1).clamp(min=1))  # -inf stays -inf
+        unfinished = torch.where((given["stuck"] & ~any_output)[:, None], unfinished, -torch.inf)
+        best, order = torch.cat((kept["kept_values"], values, unfinished), 1).topk(values.shape[1], dim=1)
+        same = torch.zeros_like(unfinished, dtype=INT)
+        room = written.shape[2] + 1 - kept["kept_ids"].shape[2]
         parts = {
             "kept_ids": (
-                F.pad(given["kept_ids"], (0, 1), value=pad),
+                F.pad(kept["kept_ids"], (0, room), value=pad),
                 extended(written, new["parents"], torch.where(new["ends"], pad, new["tokens"])),
                 F.pad(written, (0, 1), value=pad),
             ),
-            "kept_lengths": (given["kept_lengths"], position + 1 - new["ends"].int(), same + position),
-            "kept_finished": (given["kept_finished"], new["ends"].int(), same),
-            "kept_scores": (given["kept_scores"], new["scores"], given["scores"]),
+            "kept_lengths": (kept["kept_lengths"], length - new["ends"].int(), same + length - 1),
+            "kept_finished": (kept["kept_finished"], new["ends"].int(), same),
+            "kept_scores": (kept["kept_scores"], new["scores"], given["scores_before"]),
         }
         pools = {name: torch.cat(part, 1) for name, part in parts.items()}
         ids = order[:, :, None].expand(-1, -1, pools["kept_ids"].shape[2])
@@ -350,17 +396,15 @@ class Choose(Part):
         base = length.double() if self.options.length_norm == "power" else (length.double() + 5) / 6
         return base ** given["length_penalty"]
 
-    def stopped(self, given: dict[str, Tensor], worst: Tensor, live: Tensor, ended: Tensor) -> Tensor:
-        """Whether the stop rule ends sentences; of each its worst kept output, its best live sum, how many outputs."""
+    def stopped(self, given: dict[str, Tensor], worst: Tensor, ended: Tensor) -> Tensor:
+        """Which sentences the stop rule ends, by their worst kept outputs (B), and how many have ended (B)."""
         if self.options.stop == "count":
-            wanted = (
-                self.options.patience * given["kept_values"].new_full((), given["kept_values"].shape[1]) + 0.5
-            ).int()
-            return ended >= wanted
-        lengths = given["position"] + 1
+            beams = worst.new_full((), given["kept_values"].shape[1])
+            return ended >= (self.options.patience * beams + 0.5).int()
+        lengths = given["position"]
         if self.options.stop == "exact":
             lengths = torch.where(given["length_penalty"] > 0, given["longest"], lengths + 1)
-        return (live / self.norm(given, lengths) <= worst) & (worst > -torch.inf)
+        return (given["values"][:, 0] / self.norm(given, lengths) <= worst) & (worst > -torch.inf)
 
 
 def extended(written: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
