@@ -24,6 +24,8 @@ from .base.errors import (
 if TYPE_CHECKING:
     from .decoding import ContinuousBatch, DecodeOptions
     from .model.modules.user_model import UserModel
+    from .pipelines.model import TformerForSeq2SeqLM
+    from .pipelines.texts import pipeline
     from .translate.opening import TranslatorOptions
     from .translate.translator import Result, Translator
 
@@ -41,19 +43,23 @@ __all__ = [
     "ParityError",
     "Result",
     "TformerError",
+    "TformerForSeq2SeqLM",
     "Translator",
     "TranslatorOptions",
     "UserModel",
     "__version__",
     "load",
+    "pipeline",
 ]
 _LATER = {
     "ContinuousBatch": ".decoding",
     "DecodeOptions": ".decoding",
     "Result": ".translate.translator",
+    "TformerForSeq2SeqLM": ".pipelines.model",
     "Translator": ".translate.translator",
     "TranslatorOptions": ".translate.opening",
     "UserModel": ".model.modules.user_model",
+    "pipeline": ".pipelines.texts",
 }
 """Imported when they are first used: they need numpy, and `UserModel` torch."""
 

@@ -114,8 +114,12 @@ class Wrapped:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The line of some ids."""
+        return self.decode_as(ids, self._around.clean_up)
+
+    def decode_as(self, ids: Sequence[int], clean_up: bool) -> str:
+        """The same, with or without spaces before punctuation."""
         text = self._inner.decode(ids)
-        return cleaned(text) if self._around.clean_up else text
+        return cleaned(text) if clean_up else text
 
     def settled(self, text: str) -> str:
         """The part of `text` that further ids cannot change: spaces after the last word may be removed."""
