@@ -30,7 +30,6 @@ HEAVY = {
         "export.layouts.one_file.search",
         "export.trace",
         "model.seq2seq",
-        "export.layouts.marian",
         "importers.annotated",
         "importers.base",
         "importers.compare",
