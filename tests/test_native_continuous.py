@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +168,37 @@ def test_a_callback_that_fails_ends_its_search_alone(what: str, engine: NativeEn
         with pytest.raises(CallerError if what == "raises" else TformerError, match=r"^$|in a call"):
             searches[1].outputs()
     assert_same(searches[0].outputs(), alone(engine, good), tolerance_of(engine))
+
+
+@pytest.mark.parametrize("what", ["ends", "raises", "is removed"])
+def test_what_has_ended_is_freed(what: str, engine: NativeEngine) -> None:
+    """Though its callback owns it: at once, or by the collector where the callback's error does."""
+
+    class Owner:
+        def on_token(self, _: int) -> None:
+            if what == "raises":
+                raise CallerError
+
+    owner: Any = Owner()
+    running = continuous(engine)
+    asked = Request(batch_of(engine, 1, 4), DecodeOptions(max_tokens=5), on_token=owner.on_token)
+    [owner.search] = running.add([asked])
+    if what == "is removed":
+        running.remove(owner.search)
+    while owner.search.running:
+        running.step()
+    if what == "raises":
+        with pytest.raises(CallerError):
+            owner.search.outputs()
+    freed = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner, asked
+        if what == "raises":
+            gc.collect()
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_removed_leaves_the_others_as_they_are(engine: NativeEngine) -> None:

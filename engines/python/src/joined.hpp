@@ -70,6 +70,9 @@ class Joined {
     }
     search_ = nullptr;
     engine_ = nullptr;
+    if (on_token_.is_none()) return;
+    const nb::gil_scoped_acquire held;
+    on_token_ = nb::none();  // whose owner may own this search
   }
   /// Note the exception being handled.
   void fail() { error_ = std::current_exception(); }
@@ -87,6 +90,22 @@ class Joined {
     }
     if (error_) std::rethrow_exception(error_);
     return listed(found_);
+  }
+
+  /// For Python's collector: what this owns may own it.
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const Joined* const own = nb::inst_ptr<Joined>(self);
+    Py_VISIT(own->on_token_.ptr());
+    Py_VISIT(own->thrown_.ptr());
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    Joined* const own = nb::inst_ptr<Joined>(self);
+    own->on_token_ = nb::none();
+    own->thrown_ = nb::object();
+    return 0;
   }
 
  private:

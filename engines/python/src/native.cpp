@@ -336,7 +336,10 @@ NB_MODULE(_native, module) {
       .def("step", step, "tokens"_a.none(), "full"_a, "attention"_a)
       .def("reorder", reorder, "parents"_a.none(), "sentences"_a.none())
       .def("cross_keys_values", cross_keys_values);
-  nb::class_<Joined>(module, "Joined")
+  static PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(Joined::traverse)},
+                                    {Py_tp_clear, reinterpret_cast<void*>(Joined::clear)},
+                                    {0, nullptr}};
+  nb::class_<Joined>(module, "Joined", nb::type_slots(collected))
       .def(
           "__init__",
           [](Joined* made, const Running& batch, nb::handle src_ids, nb::handle src_lengths,
