@@ -310,7 +310,7 @@ def test_optimum_generates_the_tokens_of_eager_pytorch(
     (tmp_path / "request.json").write_text(json.dumps(asked))
     command = [optimum, "-c", GENERATE, tmp_path / "request.json", tmp_path / "found.json"]
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found, texts = json.loads((tmp_path / "found.json").read_text())
     with EagerEngine(source.checkpoint.load_model()) as eager:
