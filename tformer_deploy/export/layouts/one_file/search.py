@@ -397,14 +397,18 @@ class Collect(Part):
         return base ** given["length_penalty"]
 
     def stopped(self, given: dict[str, Tensor], worst: Tensor, ended: Tensor) -> Tensor:
-        """Which sentences the stop rule ends, by their worst kept outputs (B), and how many have ended (B)."""
+        """Which sentences the stop rule ends, by their worst kept outputs (B), and how many have ended (B).
+
+        Greedy search always ends with its first output.
+        """
+        beams = worst.new_full((), given["kept_values"].shape[1])
         if self.options.stop == "count":
-            beams = worst.new_full((), given["kept_values"].shape[1])
-            return ended >= (self.options.patience * beams + 0.5).int()
+            return ended >= torch.where(beams > 1, self.options.patience * beams + 0.5, 1).int()
         lengths = given["position"]
         if self.options.stop == "exact":
             lengths = torch.where(given["length_penalty"] > 0, given["longest"], lengths + 1)
-        return (given["values"][:, 0] / self.norm(given, lengths) <= worst) & (worst > -torch.inf)
+        beaten = (given["values"][:, 0] / self.norm(given, lengths) <= worst) & (worst > -torch.inf)
+        return torch.where(beams > 1, beaten, ended > 0)
 
 
 def extended(written: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
