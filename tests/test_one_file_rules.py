@@ -18,7 +18,7 @@ from tformer_deploy.translate.batches import make_batch
 from .conftest import ending_model, random_sources
 from .test_layout_one_file import require_equal, saved
 
-POSITIONS, TRIALS = 14, 30
+POSITIONS, TRIALS = 14, 20
 BAKED: dict[str, dict[str, Any]] = {
     "usual": {},
     "gnmt, estimate": {"length_norm": "gnmt", "stop": "estimate", "max_ratio": 1.7},
