@@ -87,7 +87,7 @@ SPEED: tuple[str, ...] = (
     "disable_compile",
     "low_memory",
 )
-SPEED += ("return_legacy_cache", "synced_gpus", "trust_remote_code")
+SPEED += ("low_memory", "return_legacy_cache", "synced_gpus", "trust_remote_code")
 """Arguments that change how transformers computes and nothing of the result."""
 STOPS = {True: "count", False: "estimate", "never": "exact"}
 
@@ -189,6 +189,9 @@ def plan(arguments: Mapping[str, Any], model: Model, others: Mapping[str, Any]) 
     begin = tuple(_ids("begin_suppress_tokens", given["begin_suppress_tokens"]))
     allowed = given["prefix_allowed_tokens_fn"]
     guided = bool(begin or allowed or never) or start != model.start_id or found["repetition_penalty"] != 1
+    # transformers counts the start among an output's n-grams, our search does not.
+    size, again = found["no_repeat_ngram"], start not in found["suppress"]
+    guided |= size > 0 and again and (size == 1 or start not in ends)
     pad = model.pad_id if given["pad_token_id"] is None else int(given["pad_token_id"])
     options = from_dict(DecodeOptions, found, "generate")
     return Plan(options, start, pad, ends, constraints, begin, allowed, never, guided)

@@ -32,7 +32,7 @@ NOT_GIVEN: tuple[str, ...] = (
     "encoder_hidden_states",
     "decoder_attentions",
 )
-NOT_GIVEN += ("cross_attentions", "decoder_hidden_states", "past_key_values")
+NOT_GIVEN += ("decoder_attentions", "cross_attentions", "decoder_hidden_states", "past_key_values")
 
 
 @dataclass(frozen=True)

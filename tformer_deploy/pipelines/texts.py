@@ -31,7 +31,7 @@ TEXT: tuple[str, ...] = (
     "truncation",
     "batch_size",
 )
-TEXT += ("src_lang", "tgt_lang")
+TEXT += ("batch_size", "src_lang", "tgt_lang")
 CUTS = {True: True, "longest_first": True, "only_first": True, None: False, False: False, "do_not_truncate": False}
 CODE = re.compile(r">>(\S+)<<\s*")
 
