@@ -59,7 +59,7 @@ def test_two_constraints_of_the_same_phrase_need_it_twice() -> None:
         ([PhrasalConstraint([1, 3]), PhrasalConstraint([2, 2])], [[[1, 3]], [[2, 2]]]),
         ([DisjunctiveConstraint([[3, 0], [1, 1, 2]]), PhrasalConstraint([2])], [[[3, 0], [1, 1, 2]], [[2]]]),
     ],
-    ids=str,
+    ids=["one token", "two tokens", "two phrases", "alternatives"],
 )
 def test_finished_outputs_have_what_is_asked(constraints: list[Constraint], phrases: list[list[list[int]]]) -> None:
     for seed, stop in itertools.product(range(6), ("count", "estimate", "exact")):
