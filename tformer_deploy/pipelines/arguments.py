@@ -79,15 +79,17 @@ NEUTRAL: dict[str, Any] = {
     "prompt_lookup_num_tokens": None,
 }
 """Arguments that we do not have, and the values with which they change nothing."""
-SPEED: tuple[str, ...] = (
+SPEED = (
     "use_cache",
     "cache_implementation",
     "cache_config",
     "compile_config",
     "disable_compile",
     "low_memory",
+    "return_legacy_cache",
+    "synced_gpus",
+    "trust_remote_code",
 )
-SPEED += ("low_memory", "return_legacy_cache", "synced_gpus", "trust_remote_code")
 """Arguments that change how transformers computes and nothing of the result."""
 STOPS = {True: "count", False: "estimate", "never": "exact"}
 
@@ -152,11 +154,15 @@ def settings_of_bundle(decoding: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 def require_known(arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError for arguments that `generate` does not have, or that we cannot follow."""
     for name, value in arguments.items():
-        if name in DEFAULTS or name in SPEED or (name in NEUTRAL and value in (None, NEUTRAL[name])):
+        if name in DEFAULTS or name in SPEED or (name in NEUTRAL and _changes_nothing(name, value)):
             continue
         if name in NEUTRAL:
             raise ConfigError(f"generate: {name} is not supported here: leave it out, or use transformers")
         raise unknown("argument of generate", name, [*DEFAULTS, *NEUTRAL])
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    return value is None or (isinstance(value, bool | int | float) and value == NEUTRAL[name])
 
 
 def plan(arguments: Mapping[str, Any], model: Model, others: Mapping[str, Any]) -> Plan:

@@ -24,15 +24,18 @@ from .cache import Prepared, Source, is_bundle, prepare
 
 RECIPES = {"ort": "fp32", "native": "native-fp32", "cpp": "fp32", "openvino": "fp32", "trt": "trt"}
 """What a folder is exported as for a backend, where no variant is named."""
-NOT_GIVEN: tuple[str, ...] = (
+NOT_GIVEN = (
     "scores",
     "logits",
     "beam_indices",
     "encoder_attentions",
     "encoder_hidden_states",
     "decoder_attentions",
+    "cross_attentions",
+    "decoder_hidden_states",
+    "past_key_values",
 )
-NOT_GIVEN += ("decoder_attentions", "cross_attentions", "decoder_hidden_states", "past_key_values")
+"""What transformers can return besides."""
 
 
 @dataclass(frozen=True)

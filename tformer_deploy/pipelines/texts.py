@@ -23,15 +23,17 @@ NAMES = {"translation": "translation", "summarization": "summary", "text2text-ge
 LANGUAGES = re.compile("translation_([^_]+)_to_([^_]+)")
 OWN = {"max_new_tokens": 256, "num_beams": 4}
 """transformers' defaults for pipelines. Its beam comes before the model's, its length after it."""
-TEXT: tuple[str, ...] = (
+TEXT = (
     "return_tensors",
     "return_text",
     "return_type",
     "clean_up_tokenization_spaces",
     "truncation",
     "batch_size",
+    "src_lang",
+    "tgt_lang",
 )
-TEXT += ("batch_size", "src_lang", "tgt_lang")
+"""Arguments of a call that are not `generate`'s."""
 CUTS = {True: True, "longest_first": True, "only_first": True, None: False, False: False, "do_not_truncate": False}
 CODE = re.compile(r">>(\S+)<<\s*")
 
