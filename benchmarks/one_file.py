@@ -19,7 +19,6 @@ from tformer_deploy.base.lines import read_lines
 from tformer_deploy.decoding import decode
 from tformer_deploy.translate.batches import make_batch
 
-TYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(double)": np.float64}
 Outputs = list[list[int]]
 
 
@@ -76,9 +75,8 @@ def one_file(options: argparse.Namespace, pad: int) -> Callable[[Sequence[list[i
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     session = ort.InferenceSession(options.file, settings)
-    usual = json.loads(session.get_modelmeta().custom_metadata_map["tformer.inputs"])
-    types = {value.name: TYPES[value.type] for value in session.get_inputs()}
-    feed = {name: np.array(value, types[name]) for name, value in usual.items()}
+    about = json.loads(session.get_modelmeta().custom_metadata_map["tformer.generate"])
+    feed = {name: np.array(each["value"], each["type"]) for name, each in about["inputs"].items()}
     feed["beams"][:] = options.beams
 
     def generate(batch: Sequence[list[int]]) -> Outputs:

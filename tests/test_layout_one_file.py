@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from tformer_deploy.decoding import DecodeOptions, Hypothesis, decode
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.export.layouts.layout import Source
-from tformer_deploy.export.layouts.one_file import BAKED, FILE, make_graph, refuse
+from tformer_deploy.export.layouts.one_file import BAKED, DESCRIPTION, FILE, make_graph, refuse, write
 from tformer_deploy.export.layouts.one_file.feeding import feed_of, feed_sources
 from tformer_deploy.export.layouts.written import open_layout_source, write_layout
 from tformer_deploy.importers.base import ImportOptions
@@ -166,12 +168,73 @@ def test_the_file_says_what_it_was_made_with(run: Path, tmp_path: Path) -> None:
     report = write_layout(run, tmp_path / "out", "one-file")
     assert [proof.beams for proof in report.proofs] == [1, 4]
     session = onnxruntime.InferenceSession(tmp_path / "out" / FILE)
-    about = session.get_modelmeta().custom_metadata_map
-    options = open_layout_source(run).options
-    assert json.loads(about["tformer.decoding"]).keys() == set(BAKED)
-    usual = json.loads(about["tformer.inputs"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["tformer.generate"])
+    assert about == json.loads((tmp_path / "out" / DESCRIPTION).read_text())
+    assert about["constants"].keys() == set(BAKED)
+    usual = {name: np.array(each["value"], each["type"]) for name, each in about["inputs"].items()}
     assert {"src_ids", "src_lengths", *usual} == {value.name for value in session.get_inputs()}
-    assert usual == {name: value.tolist() for name, value in feed_of(options).items()}
+    options = open_layout_source(run).options
+    for name, value in feed_of(options).items():
+        assert value.dtype == usual[name].dtype and np.array_equal(value, usual[name])
+
+
+SCRIPT = """
+import { readFileSync } from "node:fs";
+const [name, folder, given] = process.argv.slice(1);
+const ort = await import(name);
+if (name === "onnxruntime-web") ort.env.wasm.numThreads = 1;
+const session = await ort.InferenceSession.create(new Uint8Array(readFileSync(`${folder}/generate.onnx`)));
+const { inputs, pad_id } = JSON.parse(readFileSync(`${folder}/generate.json`, "utf8"));
+const ARRAYS = { int32: Int32Array, float32: Float32Array, float64: Float64Array };
+const tensor = (type, value) => {
+  const sizes = [];
+  for (let at = value; Array.isArray(at); at = at[0]) sizes.push(at.length);
+  return new ort.Tensor(type, ARRAYS[type].from(value.flat(Infinity)), sizes);
+};
+const feed = Object.fromEntries(Object.entries(inputs).map(([name, { type, value }]) => [name, tensor(type, value)]));
+const sources = JSON.parse(given), longest = Math.max(...sources.map(ids => ids.length));
+feed.src_ids = tensor("int32", sources.map(ids => [...ids, ...Array(longest - ids.length).fill(pad_id)]));
+feed.src_lengths = tensor("int32", sources.map(ids => ids.length));
+const outputs = [];
+for (const beams of [1, 4]) {
+  const { ids, lengths } = await session.run({ ...feed, beams: tensor("int32", [beams]) });
+  const size = ids.dims[1] * ids.dims[2];
+  outputs.push(sources.map((_, b) => [...ids.data.slice(b * size, b * size + lengths.data[b * ids.dims[1]])]));
+}
+console.log(JSON.stringify(outputs));
+"""
+
+
+def install(package: str, folder: Path) -> None:
+    """A package of npm, in a folder."""
+    if not shutil.which("npm"):
+        pytest.skip("npm is not installed: install Node.js")
+    (folder / "package.json").write_text("{}")
+    # The libraries for processors are in the packages; what their scripts fetch is for GPUs.
+    command = ["npm", "install", "--silent", "--ignore-scripts", f"{package}@1.30.0"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        pytest.skip(f"{package} cannot be installed: {done.stderr.strip()[-200:]}")
+
+
+def eager_ids(source: Source, beams: int) -> list[list[int]]:
+    """The best outputs of the sources."""
+    options = dataclasses.replace(source.options, beams=beams)
+    with EagerEngine(source.checkpoint.load_model()) as engine:
+        return [each[0].ids for each in decode(engine, make_batch(sources(), 1), options)]
+
+
+@long
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_javascript(package: str, run: Path, tmp_path: Path) -> None:
+    """The same tokens in Node's ONNX Runtime, and in that of browsers, which is WebAssembly."""
+    install(package, tmp_path)
+    source = open_layout_source(run)
+    write(source, tmp_path)
+    node = ["node", "--input-type=module", "--eval", SCRIPT, package, str(tmp_path), json.dumps(sources())]
+    done = subprocess.run(node, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [eager_ids(source, beams) for beams in (1, 4)]
 
 
 def test_what_it_cannot_say_is_refused(run: Path) -> None:

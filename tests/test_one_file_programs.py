@@ -45,8 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model as one file, which is proven in Python before it is written."""
     out = tmp_path_factory.mktemp("one_file") / "model"
     write_layout(DEMO, out, "one-file")
-    names = {FILE, "tokenizer.json", "tokenizer_config.json", "tformer-layout.json"}
-    assert {each.name for each in out.iterdir()} == names
+    assert {"tokenizer.json", "tokenizer_config.json"} <= {each.name for each in (out / "transformers").iterdir()}
     return out
 
 

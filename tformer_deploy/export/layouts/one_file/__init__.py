@@ -1,6 +1,6 @@
 """Layout `one-file`: one ONNX file that generates by itself, in any language that has ONNX Runtime.
 
-Beside it are tokenizer files of Hugging Face's layout, which libraries in several languages read.
+Beside it are tokenizers: ours, and for libraries in other languages Hugging Face's files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from ....base.files import write_json
 from ....bundle.recipe import load_recipe
 from ....decoding import DecodeOptions
 from ....engines import STANDARD
@@ -23,6 +24,7 @@ from ....model.seq2seq import Seq2Seq
 from ...to_onnx import label
 from ..hf_text import write_text
 from ..layout import Generate, Source
+from ..text_files import write_tokenizers
 from ..written import BATCH
 from .feeding import feed_of, feed_sources
 from .joining import Composer
@@ -30,7 +32,9 @@ from .joining import Composer
 RUNTIME = "onnxruntime"
 PRECISIONS = {"fp32": True}
 BEAMS = (1, 4)
-FILE = "generate.onnx"
+FILE, DESCRIPTION = "generate.onnx", "generate.json"
+LIBRARIES = "transformers"
+"""The folder of Hugging Face's files."""
 MOST_BYTES = 1_900_000_000
 """A larger model has its weights beside it: one message of protobuf holds no 2 GiB."""
 BAKED = (
@@ -66,7 +70,13 @@ def write(source: Source, folder: Path) -> None:
     beside = sum(len(each.raw_data) for each in model.graph.initializer) > MOST_BYTES
     onnx.save_model(model, path, save_as_external_data=beside, location=f"{path.name}_data")
     onnx.checker.check_model(path)
-    write_text(source, folder, marian=False)
+    write_json(folder / DESCRIPTION, description(source))
+    write_tokenizers(source.tokenizers, folder)
+    libraries = folder / LIBRARIES
+    libraries.mkdir()
+    write_text(source, libraries, marian=False)
+    if not list(libraries.iterdir()):  # such files cannot say these tokenizers
+        libraries.rmdir()
 
 
 def make_graph(model: Seq2Seq, options: DecodeOptions) -> onnx.ModelProto:
@@ -75,13 +85,24 @@ def make_graph(model: Seq2Seq, options: DecodeOptions) -> onnx.ModelProto:
 
 
 def metadata(source: Source) -> dict[str, str]:
-    """What the file says of itself: its constants, and what to feed for the model's own options."""
-    options = dataclasses.asdict(source.options)
+    """What the file says of itself."""
+    about = {"tformer.graph": "generate", "tformer.weights_sha256": source.checkpoint.weights_sha256}
+    return {**about, "tformer.generate": json.dumps(description(source))}
+
+
+def description(source: Source) -> dict[str, Any]:
+    """How to feed the file: special ids, what each input but the sources usually is, and what is constant."""
+    options, config = dataclasses.asdict(source.options), source.config
+    inputs = {
+        name: {"type": value.dtype.name, "value": value.tolist()} for name, value in feed_of(source.options).items()
+    }
+    prefix, suffix = source.tokenizers.around
     return {
-        "tformer.graph": "generate",
-        "tformer.weights_sha256": source.checkpoint.weights_sha256,
-        "tformer.decoding": json.dumps({name: options[name] for name in BAKED}),
-        "tformer.inputs": json.dumps({name: value.tolist() for name, value in feed_of(source.options).items()}),
+        "pad_id": config.pad_id,
+        "max_positions": config.max_positions,
+        "around_source": [list(prefix), list(suffix)],
+        "inputs": inputs,
+        "constants": {name: options[name] for name in BAKED} | {"end_ids": source.options.ends(config.eos_id)},
     }
 
 

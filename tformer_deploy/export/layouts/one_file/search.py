@@ -357,7 +357,8 @@ class Collect(Part):
         found = self.best(given, kept, new, ending)
         found["ended"] = kept["ended"] + ending.sum(1).int()
         stopped = self.stopped(given, found["kept_values"][:, -1], found["ended"])
-        padded = F.pad(given["kept_ids"], (0, found["kept_ids"].shape[2] - given["kept_ids"].shape[2]))
+        longer = found["kept_ids"].shape[2] - given["kept_ids"].shape[2]
+        padded = F.pad(given["kept_ids"], (0, longer), value=self.config.pad_id)
         whole = {**given, "kept_ids": padded}
         for name, value in found.items():
             rows = places.view(-1, *[1] * (value.ndim - 1)).expand_as(value)
