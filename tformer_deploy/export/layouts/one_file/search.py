@@ -409,7 +409,8 @@ class Collect(Part):
         if self.options.stop == "exact":
             lengths = torch.where(given["length_penalty"] > 0, given["longest"], lengths + 1)
         beaten = (given["values"][:, 0] / self.norm(given, lengths) <= worst) & (worst > -torch.inf)
-        return torch.where(beams > 1, beaten, ended > 0)
+        # ONNX Runtime has no Where of booleans.
+        return (beaten & (beams > 1)) | ((ended > 0) & (beams <= 1))
 
 
 def extended(written: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
