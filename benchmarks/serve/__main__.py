@@ -57,7 +57,7 @@ class Side:
             port = free.getsockname()[1]
         with tempfile.TemporaryFile() as said:
             server = subprocess.Popen(
-                [sys.executable, *self.command, "--port", str(port)],
+                ["nice", "-n", "10", sys.executable, *self.command, "--port", str(port)],  # a client is elsewhere
                 env={**os.environ, "WINDOW": self.env},
                 stdout=said,
                 stderr=said,

@@ -8,7 +8,9 @@ import json
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -24,6 +26,7 @@ from ..base.errors import TformerError
 from ..translate.scheduler import Busy
 from . import metrics, openapi, site
 from .answers import REQUEST_ID, Json, failed, message_of
+from .connections import Refusal
 from .current import Current, Reopen
 from .errors import Forbidden, NoKey
 from .models import Models
@@ -153,8 +156,8 @@ class Guard:
             if not allowed and scope["path"] in IN_BODY:  # its handler asks for the key
                 scope.setdefault("state", {})["is_key"] = self.is_key
                 allowed = True
-            if has_key and (busy := self._busy(scope)):
-                scope["error"], scope["endpoint"] = busy, self._submits[scope["path"]]
+            if has_key and scope["method"] == "POST" and (busy := self._busy(scope["path"])):
+                scope["error"], scope["endpoint"] = busy, self._submits[scope["path"]]  # many came since `refuse`
                 await failed_at(scope["path"], busy)(scope, receive, answer)
             elif allowed:
                 await self._answer(scope, receive, answer)
@@ -172,9 +175,23 @@ class Guard:
         said = {"error": message_of(error)} if error else {}
         LOG.info(json.dumps({"time": round(time.time(), 3), **line, "ms": round(seconds * 1000, 1), **said}))
 
-    def _busy(self, scope: Scope) -> Busy | None:
+    def refuse(self, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
+        """The answer to a POST that no queue has room for, before its body is read; none: serve it."""
+        start, path = time.perf_counter(), url.partition(b"?")[0].decode("latin-1")
+        if path not in self._submits or self.current.draining:
+            return None
+        found = Headers(raw=list(headers))
+        if not self.has_key(found) or (busy := self._busy(path)) is None:
+            return None
+        number = request_id(found)
+        line = {"request": number, "method": "POST", "path": path, "status": HTTPStatus.TOO_MANY_REQUESTS.value}
+        self.note(line, self._submits[path].__name__, time.perf_counter() - start, busy)
+        refusal = refusal_of(path, str(busy))
+        return Refusal(refusal.head + f"x-request-id: {number}\r\n".encode(), refusal.body)
+
+    def _busy(self, path: str) -> Busy | None:
         """Why a request is refused before anything else is done for it: a server that has too much must be quick."""
-        if scope["method"] != "POST" or scope["path"] not in self._submits:
+        if path not in self._submits:
             return None
         try:
             self.current.check_room()
@@ -203,6 +220,14 @@ class Guard:
     def is_key(self, sent: bytes) -> bool:
         """Whether this is the key; compared in constant time."""
         return hmac.compare_digest(sent, self.key)
+
+
+@lru_cache(maxsize=256)
+def refusal_of(path: str, message: str) -> Refusal:
+    """The answer that `Busy` gets on a path, without the request's id."""
+    response = failed_at(path, Busy(message))
+    status = f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}\r\n".encode()
+    return Refusal(b"".join([status, *(b"%s: %s\r\n" % pair for pair in response.raw_headers)]), bytes(response.body))
 
 
 def request_id(headers: Mapping[str, str]) -> str:
