@@ -28,13 +28,7 @@ def main(cases: str, out: str) -> None:
             given = dict(case["arguments"])
             if allowed := given.pop("allowed", None):
                 given["prefix_allowed_tokens_fn"] = lambda number, sent, allowed=allowed: allowed[len(sent) % 2]
-            if case.get("values"):
-                output = model.generate(
-                    ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **given
-                )
-                found.append([output.sequences.tolist(), output.sequences_scores.tolist()])
-            else:
-                found.append(model.generate(ids, attention_mask=mask, **given).tolist())
+            found.append(model.generate(ids, attention_mask=mask, **given).tolist())
         else:
             made = transformers.pipeline(case["task"], model=model, tokenizer=tokenizer)
             found.append(made(case["texts"], **case["arguments"]))
