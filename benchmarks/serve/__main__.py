@@ -190,17 +190,18 @@ def measure(
     wrong = sum(answer.text != expected[answer.number] for answer in good) if expected else 0
     if wrong:
         raise EngineError(f"{side.name} gave {wrong} wrong answers of {len(good)} at {rate:g} a second")
-    refused = percentiles([answer.seconds for answer in answers if answer.status == 429])
+    refusals = [answer.seconds for answer in answers if answer.status == 429]
+    refused = percentiles(refusals) if refusals else {}
     return {
         "side": side.name,
         "rate": rate,
         "requests": len(answers),
         **percentiles([*(answer.seconds for answer in good), *[PATIENCE] * lost]),
         "goodput": sum(answer.seconds <= GOOD_SECONDS for answer in good) / seconds,
-        "refused": sum(answer.status == 429 for answer in answers),
-        "refused_ms": 1000 * max((a.seconds for a in answers if a.status == 429), default=0.0),
-        "refused_p50_ms": refused["p50_ms"],
-        "refused_p99_ms": refused["p99_ms"],
+        "refused": len(refusals),
+        "refused_ms": 1000 * max(refusals, default=0.0),
+        "refused_p50_ms": refused.get("p50_ms"),
+        "refused_p99_ms": refused.get("p99_ms"),
         "lost": lost,
         "words": statistics.mean([len(answer.text.split()) for answer in good] or [0]),
         "client_late_ms": 1000 * late,
