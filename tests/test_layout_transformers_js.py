@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -30,6 +29,7 @@ from tformer_deploy.model.checkpoint import open_checkpoint
 from .browser import BROWSER, needs_browser
 from .conftest import random_model, small_config
 from .hf_folders import FOLDERS, LINES, SENTENCES
+from .npm import folder_with
 from .test_layout_optimum import DEMO, imported, saved
 
 PACKAGE = "@huggingface/transformers@4.3.1"
@@ -214,18 +214,7 @@ def test_rules_that_the_library_would_refuse_leave_ids(tmp_path: Path, capsys: p
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose node_modules has transformers.js."""
-    if given := os.environ.get("TFORMER_NODE_MODULES"):
-        return Path(given)
-    if not shutil.which("npm"):
-        pytest.skip("npm is not installed: install Node.js")
-    folder = tmp_path_factory.mktemp("packages")
-    (folder / "package.json").write_text("{}")
-    # The libraries for processors are in the packages; what their scripts fetch is for GPUs.
-    command = ["npm", "install", "--silent", "--ignore-scripts", PACKAGE]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr.strip()[-200:]}")
-    return folder
+    return folder_with([PACKAGE], tmp_path_factory)
 
 
 def in_node(packages: Path, script: str, *arguments: object) -> Any:

@@ -22,10 +22,11 @@ from tformer_deploy.export.layouts.written import open_layout_source, outputs_of
 
 from .browser import BROWSER, needs_browser
 from .cpp_library import onnxruntime
+from .npm import folder_with
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES, DEMO = ROOT / "examples", ROOT / ".demo/run"
-PACKAGES = ("onnxruntime-node", "onnxruntime-web", "@huggingface/tokenizers")
+PACKAGES = ["onnxruntime-node", "onnxruntime-web", "@huggingface/tokenizers"]
 LINES = [
     "forty-two",
     "nine hundred and ninety-nine thousand, one hundred and seven",
@@ -52,18 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose node_modules has the packages."""
-    if given := os.environ.get("TFORMER_NODE_MODULES"):
-        return Path(given)
-    if not shutil.which("npm"):
-        pytest.skip("npm is not installed: install Node.js")
-    folder = tmp_path_factory.mktemp("packages")
-    (folder / "package.json").write_text("{}")
-    # The libraries for processors are in the packages; what their scripts fetch is for GPUs.
-    command = ["npm", "install", "--silent", "--ignore-scripts", *PACKAGES]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        pytest.skip(f"{', '.join(PACKAGES)} cannot be installed: {done.stderr.strip()[-200:]}")
-    return folder
+    return folder_with(PACKAGES, tmp_path_factory)
 
 
 @functools.cache
