@@ -243,10 +243,9 @@ def test_the_cpp_runtime_is_compared_on_the_same_plans(
     """Where the kit has it; other tokens are a failure of their own."""
     kit = Path(shutil.copytree(used, tmp_path / "kit"))
     version = VERSIONS[-1]
-    libraries, program = [library(version, compiled), gpu(version, compiled)], kit / "work/core/cpp/bin/tformer-cpp"
+    libraries, program = [library(version, compiled), gpu(version, compiled)], kit / "work/core/cpp/11/bin/tformer-cpp"
     program.parent.mkdir(parents=True)
     shutil.copy(built() / "examples/tformer-cpp", program)
-    (program.parents[1] / "tensorrt").write_text("11\n")
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(map(str, libraries)))
     monkeypatch.setenv("TFORMER_ONNXRUNTIME", onnxruntime())
     monkeypatch.setenv("SIMULATED_TENSORRT", "110400")

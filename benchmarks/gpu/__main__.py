@@ -46,7 +46,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--with", nargs="*", dest="stages", choices=STAGES, default=["rtx", "ort-gpu"],
                         help="what runs the plans: TensorRT for RTX, ONNX Runtime for CUDA, TensorRT 8.6")  # fmt: skip
     parser.add_argument("--python", default="", help="of the host; default 3.12, with trt86 3.11 (which is brought)")
-    parser.add_argument("--cpp", type=Path, help="build folder of the C++ runtime with TensorRT_ROOT")
+    parser.add_argument("--cpp", type=Path, nargs="*", default=[],
+                        help="build folders of the C++ runtime with TensorRT_ROOT, one for each major version")  # fmt: skip
     parser.add_argument("--no-wheels", action="store_true", help="the host has all packages already")
     parser.add_argument("--piece-mib", type=float, default=55, help="largest piece")
     parser.add_argument("--out", type=Path, default=Path("gpu-kit"))
@@ -109,8 +110,8 @@ def fill_core(core: Path, options: argparse.Namespace, checked: dict[str, int]) 
             download([RTX_BINDINGS], options.python, core / "wheels", dependencies=False)
         unsqueeze(core / "wheels")
     add_probe(core, options.seed)
-    if options.cpp:
-        add_cpp(core / "cpp", options.cpp)
+    for build in options.cpp:
+        add_cpp(core / "cpp", build)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     write_json(core / "kit.json", {
         "format": "tformer-gpu-kit", "version": 3, "date": str(datetime.date.today()),
@@ -131,17 +132,16 @@ def fill_models(models: Path, options: argparse.Namespace) -> dict[str, int]:
 
 
 def add_cpp(out: Path, build: Path) -> None:
-    """The C++ runtime and `tformer-cpp`, and the version of TensorRT that they were built for. Raises ArtifactError."""
-    out.mkdir()
+    """The C++ runtime and `tformer-cpp`, in a folder named like the major version of TensorRT. Raises ArtifactError."""
     cache = build / "CMakeCache.txt"
     found = re.search(r"^TENSORRT_INCLUDE_DIR:PATH=(.+)$", cache.read_text(), re.M) if cache.is_file() else None
     if not found:
         raise ArtifactError(f"{build} is no build of the C++ runtime with TensorRT: make cpp-trt TensorRT_ROOT=...")
-    subprocess.run(["cmake", "--install", build, "--prefix", out, "--strip"], check=True, stdout=subprocess.DEVNULL)
     version = (Path(found[1]) / "NvInferVersion.h").read_text()
     major = re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) (\d+)", version)
     assert major
-    (out / "tensorrt").write_text(f"{major[1]}\n")
+    install = ["cmake", "--install", build, "--prefix", out / major[1], "--strip"]
+    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
 
 
 def add_stages(folder: Path, options: argparse.Namespace) -> list[Path]:

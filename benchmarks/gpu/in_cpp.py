@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-PACKAGES = {"rtx": "tensorrt_rtx_libs", "tensorrt": "tensorrt_libs"}
-"""What has the library of each flavor."""
+PACKAGES = {"rtx": ("tensorrt_rtx_libs",), "tensorrt": ("tensorrt_libs", "tensorrt")}
+"""What may have the library of each flavor."""
 SHOWN = 5
 """Sentences that differ, in the report."""
 
@@ -25,8 +25,9 @@ def library(flavor: str) -> str:
     """The folder of TensorRT's library: the environment's, or that of this Python's package; empty: the loader's."""
     if named := os.environ.get("TFORMER_TENSORRT"):
         return named
-    spec = importlib.util.find_spec(PACKAGES[flavor])
-    return str((spec.submodule_search_locations or [""])[0]) if spec else ""
+    specs = filter(None, map(importlib.util.find_spec, PACKAGES[flavor]))
+    folders = (folder for spec in specs for folder in spec.submodule_search_locations or ())
+    return next((folder for folder in folders if any(Path(folder).glob("lib*.so*"))), "")
 
 
 def translated(command: list[str], text: bytes, **environment: str) -> tuple[list[list[list[int]]], float]:

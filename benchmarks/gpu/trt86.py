@@ -46,6 +46,8 @@ def add_tensorrt(out: Path) -> None:
         libraries, bindings = (next(Path(folder).glob(f"{name}-*.whl")) for name in ("tensorrt", "tensorrt_bindings"))
         extract(libraries, "tensorrt", LIBRARIES, package)
         extract(bindings, "tensorrt_bindings", ("__init__.py", "tensorrt.so"), package)
+        package_file = package / "__init__.py"  # plans are stamped with the version of the libraries
+        package_file.write_text(package_file.read_text().replace('"8.6.1"', '"8.6.0"'))
         (Path(folder) / "stub.c").write_text(STUB)
         run(
             ["cc", "-shared", "-fPIC", f"-Wl,-soname,{PLUGINS}", "-o", str(package.resolve() / PLUGINS), "stub.c"],

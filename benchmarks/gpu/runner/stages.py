@@ -190,18 +190,16 @@ def on_plans(run: Run, *what: tuple[str, str]) -> None:
 
 def in_cpp(run: Run, plans: Plans) -> None:
     """The tokens of the C++ runtime, compared with the package's, where the kit has it."""
-    version = run.core / "cpp/tensorrt"
-    if not version.exists():
+    builds = sorted(path.name for path in run.core.glob("cpp/*"))
+    if not builds:
         return
-    major, bundle = version.read_text().strip(), run.models / plans.model
-    if plans.flavor == "rtx" and major != "11":
-        headers = f"the C++ runtime was built with the headers of TensorRT {major}"
-        run.skip(plans.step("cpp"), f"{headers}, and TensorRT for RTX has those of 11")
-    elif plans.flavor == "tensorrt" and (run.work / "trt86").exists():
-        stamps = "the kit's TensorRT 8.6.0 has bindings of 8.6.1, which its plans are stamped with"
-        run.skip(plans.step("cpp"), stamps)
+    brought = "8" if (run.work / "trt86").exists() else builds[-1]
+    major, bundle = "11" if plans.flavor == "rtx" else brought, run.models / plans.model
+    if major not in builds:
+        headers = f"the C++ runtime was built with the headers of TensorRT {' and '.join(builds)}"
+        run.skip(plans.step("cpp"), f"{headers}, and this one has those of {major}")
     else:
-        words = [plans.python, run.core / "in_cpp.py", "--cpp", run.core / "cpp", "--bundle", bundle]
+        words = [plans.python, run.core / "in_cpp.py", "--cpp", run.core / "cpp" / major, "--bundle", bundle]
         words += ["--text", bundle.with_suffix(".text"), "--precision", plans.precision, "--flavor", plans.flavor]
         with_plans(run, plans, "cpp", [*words, *options(bundle.with_suffix(".build"))])
 
