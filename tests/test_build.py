@@ -26,7 +26,7 @@ from tformer_deploy.bundle.recipe import load_recipe
 from tformer_deploy.engines.ort.ranges import RangeEngine
 from tformer_deploy.engines.trt import api, cuda
 from tformer_deploy.engines.trt.api import TensorRt, installed, load_builder, load_tensorrt
-from tformer_deploy.export.build import build, make_stamp, usual_profiles
+from tformer_deploy.export.build import build, make_stamp, type_graph, usual_profiles
 from tformer_deploy.export.checked import choose
 from tformer_deploy.export.to_onnx import export_graphs
 from tformer_deploy.export.trace import Tracer
@@ -35,6 +35,7 @@ from tformer_deploy.export.trt_builder import (
     check_precision,
     compile_plan,
     defer_interrupt,
+    graph_types,
     tensor_types,
     weight_types,
 )
@@ -136,6 +137,21 @@ def test_a_model_with_an_island_builds(tmp_path: Path, text: Path) -> None:
     ]
     products = {plan.graph: plan.layers["matrix_multiply"] for plan in report.plans}
     assert "float" not in products["encoder"] and products["decoder_step"]["float"] == 2
+
+
+@pytest.mark.parametrize("graph", ["encoder", "decoder_step"])
+def test_types_are_those_that_the_library_finds(trt_bundle: Path, graph: str, tmp_path: Path) -> None:
+    """TensorRT 8.6 has to be told the type of every tensor; TensorRT for RTX, which finds them itself, says what."""
+    tensorrt = load_builder("rtx")
+    from polygraphy.backend.trt import network_from_onnx_path
+
+    file = tmp_path / "graph.onnx"
+    type_graph(open_bundle(trt_bundle).graph(graph, "trt"), file, Profile(4, 3, 8, 16), "fp16", {})
+    _builder, network, _parser = network_from_onnx_path(str(file))
+    types = graph_types(network, tensorrt.module)
+    outputs = [layer.get_output(i) for layer in network for i in range(layer.num_outputs)]
+    assert {each.name: types[each.name] for each in outputs} == {each.name: each.dtype for each in outputs}
+    assert {tensorrt.module.float16, tensorrt.module.float32} <= set(types.values())
 
 
 def test_plans_lie_in_the_bundle_with_their_stamp(built: Path, text: Path) -> None:

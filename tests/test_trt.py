@@ -22,6 +22,7 @@ from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.plans import Profile, Stamp, find_plans
 from tformer_deploy.engines import EngineName, engine_name, expand, explain
 from tformer_deploy.engines.base import Limits
+from tformer_deploy.export.checked import export_checked
 
 from .command import Done, failed_line, printed, run_here, run_process
 from .params import long_but
@@ -340,3 +341,44 @@ def test_names_of_engines(bundle: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             call()
+
+
+def test_new_plans_are_compared_with_their_graphs(run: Path, tmp_path: Path) -> None:
+    """Plans that compute something else, with several beams alone, are not kept."""
+    bundle = tmp_path / "bundle"
+    export_checked(run, bundle, ["fp32", "trt"])
+    code = f"""
+import sys
+from pathlib import Path
+import onnx
+from tests import simulated_trt
+from tests.simulated_trt import PROFILES, simulate_build
+from tformer_deploy.export import build as building
+
+def broken(tensorrt, graph, options, exact=0):
+    model = onnx.load(graph)
+    for node in model.graph.node:
+        if node.op_type == "Gather" and node.input[0] == "past_k_0":  # beams keep the caches of others
+            node.op_type, node.input[:] = "Identity", node.input[:1]
+            node.ClearField("attribute")
+    return building.Plan(model.SerializeToString(), 0.0, {{}}, {{}})
+
+bundle, reports = Path({str(bundle)!r}), []
+original = building.build
+building.build = lambda *given: reports.append(original(*given))
+simulate_build(bundle, "fp32", PROFILES)
+print(reports[0].compared)
+simulated_trt.keep_graph = broken
+try:
+    simulate_build(bundle, "fp32", PROFILES)
+except building.WrongPlans as error:
+    print(error)
+print([path.name for path in (bundle / "trt/plans").iterdir()])
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SIMULATED), str(SIMULATED.parents[1])])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    equal, wrong, left = done.stdout.splitlines()
+    assert equal == "equal to their graphs on ONNX Runtime: 8 generated sentences with each profile"
+    assert wrong.startswith("the plans of 6x5x24x24 for sm90, TensorRT 11.4.0, fp32 compute something else than ")
+    assert "they are not kept" in wrong and left == "[]"

@@ -45,6 +45,8 @@ VALUES = {
     "module": "",
     "network": "INetworkDefinition",
     "layer": "ILayer",
+    "constant": "IConstantLayer",
+    "cast": "ICastLayer",
     "output": "ITensor",
     "outputs": "ITensor",
     "_runtime": "Runtime",

@@ -47,7 +47,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="what runs the plans: TensorRT for RTX, ONNX Runtime for CUDA, TensorRT 8.6")  # fmt: skip
     parser.add_argument("--python", default="", help="of the host; default 3.12, with trt86 3.11 (which is brought)")
     parser.add_argument("--cpp", type=Path, nargs="*", default=[],
-                        help="build folders of the C++ runtime with TensorRT_ROOT, one for each major version")  # fmt: skip
+                        help="builds of the C++ runtime with TensorRT_ROOT, one for each major version")  # fmt: skip
     parser.add_argument("--no-wheels", action="store_true", help="the host has all packages already")
     parser.add_argument("--piece-mib", type=float, default=55, help="largest piece")
     parser.add_argument("--out", type=Path, default=Path("gpu-kit"))
@@ -140,7 +140,7 @@ def add_cpp(out: Path, build: Path) -> None:
     version = (Path(found[1]) / "NvInferVersion.h").read_text()
     major = re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) (\d+)", version)
     assert major
-    install = ["cmake", "--install", build, "--prefix", out / major[1], "--strip"]
+    install = ["cmake", "--install", str(build), "--prefix", str(out / major[1]), "--strip"]
     subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
 
 

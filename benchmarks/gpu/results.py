@@ -203,10 +203,16 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
     keys = sorted({key for side in rows for key in side.speeds}, key=lambda key: (key[1], key[0]))
     best, targets = fastest(rows), judge(rows, kit["checked"]["trained"])
     random = kit["random"]
-    lines = [
+    about = (
         f"{gpu['name']}, driver {gpu['driver_version']}, {host['cores']} cores of {host['processor']}, "
-        f"torch {host['torch']}; "
-        f"{host['date']}, commit {kit['commit']}. The `{random['preset']}` preset with random weights, vocabulary "
+        f"torch {host['torch']}; {host['date']}, commit {kit['commit']}."
+    )
+    refused = dict.fromkeys(f"- {side.name}: {side.refused}" for side in rows if side.refused)
+    if not keys:
+        tried = [line for line in refused if not line.endswith("did not run")]
+        return "\n".join([f"{about} Nothing passed its check, so nothing has figures:", "", *tried])
+    lines = [
+        f"{about} The `{random['preset']}` preset with random weights, vocabulary "
         f"{random['vocabulary']:,}, {random['lengths'][0]} source tokens, {random['lengths'][1]} generated; target "
         "tokens a second, in brackets how many times as fast as eager PyTorch's faster precision, which is timed by "
         "the GPU's clock without a search on the host, the others by the wall's with it. Only engines whose checks of "
@@ -235,7 +241,6 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
             checked_rows(rows),
         ),
     ]
-    refused = dict.fromkeys(f"- {side.name}: {side.refused}" for side in rows if side.refused)
     remarks = [f"- {side.name}: {remark}" for side in rows for remark in side.remarks]
     lines += ["", "Refused:", "", *refused] if refused else []
     return "\n".join([*lines, *(["", "Remarks:", "", *remarks] if remarks else [])])

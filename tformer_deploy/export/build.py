@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..decoding import DecodeOptions, decode
 from ..engines.trt.api import PORTABLE, TensorRt, load_builder
 from ..translate.batches import length_batches, make_batch
 from .half import Island, fix_sizes, to_half
+from .plans_compared import WrongPlans, compare_plans
 from .save import load_graph
 from .trt_builder import BuildOptions, Plan, PlanPrecision, compile_plan
 
@@ -74,6 +76,8 @@ class BuildReport:
     """Built with the shortest search for kernels."""
     replaced: list[str] = field(default_factory=list)
     """Profiles whose earlier plans were removed."""
+    compared: str = ""
+    """With what, if the plans run here."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -101,6 +105,7 @@ class BuildReport:
         gone = "were there before and are gone: name that profile too to keep it"
         lines += [f"plans of {profile} {gone}" for profile in self.replaced]
         bundle, backend = self.directory.parents[2], f"trt:{self.stamp.precision}"
+        lines += [self.compared] if self.compared else []
         lines.append(f"not checked yet: on their GPU, run tformer check {bundle} --backend {backend} --src FILE")
         return "\n".join([*lines, f"{self.directory}: plans written"])
 
@@ -117,7 +122,8 @@ def build(
 
     Half precision needs `calibrate`, text whose values decide what must stay fp32. Without profiles there are
     `usual_profiles`, for sources as long as those of `src`. Either text may stand for both. Raises TformerError, and
-    leaves what was there, where a plan cannot be built as asked.
+    leaves what was there, where a plan cannot be built as asked; WrongPlans, and leaves none, where plans give other
+    outputs than their graphs, which is tried where they run.
     """
     with changing(directory) as bundle:
         return build_plans(bundle, options, profiles, calibrate, src, progress)
@@ -180,6 +186,11 @@ def build_plans(
         header = plans_header(bundle, variant, stamp, chosen)
         kept = {**report.to_json(), "directory": place.name, "replaced": []}  # the same wherever it was built
         write_json(folder / HEADER, {**header, "files": file_hashes(folder), "report": kept})
+    try:
+        report.compared = compare_plans(bundle.directory, stamp, chosen, progress)
+    except WrongPlans:
+        shutil.rmtree(place)
+        raise
     return report
 
 

@@ -71,13 +71,15 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
         try:
             loaded = network_from_onnx_path(str(graph), **tensorrt.network_options())
             network = loaded[1]
+            types = {}
             if not tensorrt.typed:
-                follow_graph(network, tensorrt.module)
-            layers = count_layers(network)
+                types = graph_types(network, tensorrt.module)
+                hold_types(network, tensorrt.module, types)
+            layers = count_layers(network, types)
             data = bytes(
                 engine_bytes_from_network(loaded, make_config(tensorrt, options), save_timing_cache=cache_file(options))
             )
-        except PolygraphyException as error:
+        except (PolygraphyException, TypeError) as error:  # TypeError: of bindings whose library makes no builder
             raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
         seconds = time.perf_counter() - start
         information, scratch = ("", None) if tensorrt.flavor == "rtx" else inspect_plan(tensorrt, data)
@@ -127,24 +129,48 @@ def cache_file(options: BuildOptions) -> str | None:
     return str(options.timing_cache) if options.timing_cache else None
 
 
-def follow_graph(network: Any, trt: Any) -> None:
-    """Hold every layer to the type that the graph gives it, for versions that would choose; casts have one already."""
+def graph_types(network: Any, trt: Any) -> dict[str, Any]:
+    """Tensor -> type that the graph gives it. TensorRT 8.6 calls every float tensor fp32 before the build.
+
+    Types follow from inputs, constants and casts.
+    """
     floats = (trt.float32, trt.float16)
+    types = {each.name: each.dtype for each in (network.get_input(i) for i in range(network.num_inputs))}
     for layer in network:
         outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-        if layer.type not in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) and outputs[0].dtype in floats:
-            if layer.type != trt.LayerType.CAST:
-                layer.precision = outputs[0].dtype
-            for i, output in enumerate(outputs):
-                if output.dtype in floats:
-                    layer.set_output_type(i, output.dtype)
+        if layer.type == trt.LayerType.CONSTANT:
+            layer.__class__ = trt.IConstantLayer
+            constant = layer
+            kind = str(constant.weights.dtype)  # of numpy
+            types[outputs[0].name] = {"float32": trt.float32, "float16": trt.float16}.get(kind, outputs[0].dtype)
+        elif layer.type == trt.LayerType.CAST:
+            layer.__class__ = trt.ICastLayer
+            cast = layer
+            types[outputs[0].name] = cast.to_type
+        else:
+            inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
+            given = next((types[each.name] for each in inputs if each and types[each.name] in floats), None)
+            types |= {each.name: given if given and each.dtype in floats else each.dtype for each in outputs}
+    return types
 
 
-def count_layers(network: Any) -> dict[str, dict[str, int]]:
-    """Count layers by kind and by output type."""
+def hold_types(network: Any, trt: Any, types: dict[str, Any]) -> None:
+    """Keep every layer at the types of its outputs; constants and casts have theirs already."""
+    for layer in network:
+        if layer.type not in (trt.LayerType.CONSTANT, trt.LayerType.CAST):
+            for i in range(layer.num_outputs):
+                made = types[layer.get_output(i).name]
+                if made in (trt.float32, trt.float16):
+                    layer.precision = made
+                    layer.set_output_type(i, made)
+
+
+def count_layers(network: Any, types: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Count layers by kind and by output type; `types` are those that tensors get in the build."""
     counts: dict[str, Counter[str]] = {}
     for layer in network:
-        kind, made = layer.type.name.lower(), layer.get_output(0).dtype.name.lower()
+        output = layer.get_output(0)
+        kind, made = layer.type.name.lower(), types.get(output.name, output.dtype).name.lower()
         counts.setdefault(kind, Counter())[made] += 1
     return {kind: dict(counts[kind]) for kind in sorted(counts)}
 

@@ -26,8 +26,10 @@ class TrtEngine(SpeculativeEngine):
 
     keeps = sys.maxsize
 
-    def __init__(self, bundle: Bundle, precision: str = "") -> None:
+    def __init__(self, bundle: Bundle, precision: str = "", only: Profile | None = None) -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
+        self.only = only
+        """The one profile that is used; None: each for what it fits."""
         self.timings: list[tuple[Event, Event]] | None = None
         """Begin and end of the device's work, if they are recorded."""
 
@@ -35,7 +37,7 @@ class TrtEngine(SpeculativeEngine):
         """Find the plans and what they take, without the device. Raises ArtifactError, EngineError, MissingExtra."""
         self.plans, self.tensorrt = self._find()
         self.precision = self.plans.stamp.precision
-        profiles = self.plans.profiles
+        profiles = [self.only] if self.only else self.plans.profiles
         self.limits = Limits(
             max(each.batch for each in profiles),
             max(each.src_len for each in profiles),
@@ -84,7 +86,7 @@ class TrtEngine(SpeculativeEngine):
 
     def choose(self, wanted: Profile, filled: int) -> Profile:
         """See `SpeculativeEngine.choose`: the smallest that takes the request."""
-        return self.plans.fitting(wanted)
+        return self.only or self.plans.fitting(wanted)
 
     def make(self, profile: Profile) -> TrtDevice:
         """See `SpeculativeEngine.make`."""
