@@ -43,7 +43,7 @@ PATIENCE, LEAVES_WITHIN, KEEPS_SECONDS = 90.0, 0.2, 3.0
 CLOSE_TO = 1e-3
 """Of a score: batches of other sizes sum floats in another order."""
 LINES_LEFT = ("tformer_waiting_lines", "tformer_running_lines")
-SETTLED_SECONDS, SAMPLE_SECONDS = 20.0, 1.0
+SETTLED_SECONDS, SAMPLE_SECONDS, COURSE = 20.0, 1.0, 40
 
 Expected = dict[tuple[str, int], dict[str, Any]]
 """The result of each text with each of `OPTIONS`."""
@@ -223,6 +223,7 @@ async def run(load: Load, group: int) -> dict[str, Any]:
         "p50_ms": 1000 * cuts[49],
         "p99_ms": 1000 * cuts[98],
         "memory_mib": {"first": sizes[0], "middle": sizes[len(sizes) // 2], "last": sizes[-1], "most": max(sizes)},
+        "memory_course_mib": [round(size, 1) for size in sizes[:: max(1, len(sizes) // COURSE)]],
         "growth_mib": growth,
         "growth_kib_per_request": 1024 * growth / (load.requests / 2),
     }
