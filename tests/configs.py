@@ -37,6 +37,8 @@ OTHERS: dict[str, object] = {
 }
 
 
+SSRU: dict[str, object] = {"decoder_cell": "ssru", "norm_position": "post", "final_norm": False}
+"""Not among CONFIGS: not every target and layout has it."""
 ONE_LAYER: dict[str, object] = {"encoder_layers": 1, "decoder_layers": 1}
 CONFIGS: dict[str, dict[str, object]] = {
     "pre-norm": {},

@@ -21,6 +21,7 @@ from tformer_deploy.train.runs import init_checkpoint
 
 from .command import failed_line, run_here
 from .configs import CONFIGS as GRAPHS
+from .configs import SSRU
 from .conftest import small_config
 from .cpp_programs import program
 
@@ -56,7 +57,7 @@ IDS: dict[str, dict[str, object]] = {
     "the same, learned": {"pad_id": 0, "positions": "learned", "max_positions": 17, "activation_dropout": 0.3},
 }
 """What graphs do not differ by, and what a checkpoint with our tokenizer cannot have."""
-CONFIGS = {**GRAPHS, **IDS}
+CONFIGS = {**GRAPHS, **IDS, "a recurrent cell": SSRU}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -43,12 +43,11 @@ class Decoder:
 
     def __call__(self) -> Any:
         """Tokens of the last step (B, K)."""
-        from tformer_deploy.model.seq2seq import GrowingCache, log_probs
+        from tformer_deploy.model.seq2seq import GrowingCache, first_past, log_probs
 
         model, rows = self.model, self.first.numel()
         cross = model.cross_keys_values(model.encode(self.ids, self.lengths))
-        empty = cross[0][0].new_empty(rows, model.config.decoder.heads, 0, model.config.decoder.head_dim)
-        past, tokens, sums = [(empty, empty)] * len(cross), self.first, self.sums
+        past, tokens, sums = first_past(model.config, cross[0][0], rows), self.first, self.sums
         for position in self.positions:
             cache = GrowingCache(past)
             scores = log_probs(model, model.step(tokens, position, self.lengths, cross, cache))

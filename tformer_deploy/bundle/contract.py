@@ -25,7 +25,7 @@ PROGRAM = "program.json"
 PROGRAM_KIND = "native/1"
 KINDS = {
     "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
-    "growing/1": "a step whose self-attention caches grow by a position",
+    "growing/1": "a step whose self-attention caches grow by a position; states of recurrent cells do not",
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
     "slots/1": "`inplace/1` where each sentence is at a position of its own, so that others can join it",
     "device_search/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",
@@ -113,7 +113,7 @@ class Template:
     only: str = ""
     """The option, of `options`, with which alone it exists; none: it always does."""
     per_layer: bool = False
-    """Stands for keys and values of every decoder layer, see `cache_names`."""
+    """Stands for one of every decoder layer, see `cache_names`."""
 
     def specs(self, config: ModelConfig, recipe: Recipe) -> tuple[TensorSpec, ...]:
         """The tensors of a graph."""
@@ -145,19 +145,27 @@ def options(config: ModelConfig, recipe: Recipe) -> dict[str, bool]:
         "output_bias": config.output_bias,
         "integer_step": recipe.integer_step,
         "float_step": not recipe.integer_step,
+        "keys_values": config.decoder_cell == "attention",
+        "states": config.decoder_cell == "ssru",
     }
 
 
-def _cache(name: str, *shape: str) -> Template:
+def _cache(name: str, *shape: str, only: str = "") -> Template:
     rows, positions = shape
-    return Template(name, "float32", (rows, "heads", positions, "head_dim"), per_layer=True)
+    return Template(name, "float32", (rows, "heads", positions, "head_dim"), only, per_layer=True)
+
+
+def _carried(name: str, *shape: str) -> tuple[Template, Template]:
+    """What a step keeps for the next one: keys and values of self-attention, or states of recurrent cells."""
+    states = Template(name, "float32", (shape[0], "d_model"), only="states", per_layer=True)
+    return _cache(name, *shape, only="keys_values"), states
 
 
 _BEAMS = ("batch", "beams")
 _LENGTHS = Template("src_lengths", "int32", ("batch",))
 _SOURCE = (Template("src_ids", "int32", ("batch", "src_len")), _LENGTHS)
 _CROSS = _cache("cross", "batch", "src_len")
-_BUFFER, _WRITTEN = _cache("past", "rows", "capacity"), _cache("present", "rows", "capacity")
+_BUFFER, _WRITTEN = _carried("past", "rows", "capacity"), _carried("present", "rows", "capacity")
 # The last token of each row.
 _TOKENS = Template("tokens", "int32", _BEAMS)
 # The row of the previous step that each row continues.
@@ -205,28 +213,28 @@ def _scores(*rows: str, vocabulary: str = "tgt_vocab") -> tuple[Template, ...]:
 
 
 # In place, `present` must be bound to the memory of `past`.
-_IN_PLACE = (_TOKENS, _POSITION, _WRITTEN_BY, _LENGTHS, _CROSS, _BUFFER)
+_IN_PLACE = (_TOKENS, _POSITION, _WRITTEN_BY, _LENGTHS, _CROSS, *_BUFFER)
 TENSORS: dict[str, tuple[tuple[Template, ...], tuple[Template, ...]]] = {
     "encoder/1": (_SOURCE, (_CROSS,)),
     "memory/1": (_SOURCE, (Template("memory", "float32", ("batch", "src_len", "encoder_d_model")),)),
     "growing/1": (
-        (_TOKENS, _PARENTS, _POSITION, _LENGTHS, _CROSS, _cache("past", "past_rows", "past_len")),
+        (_TOKENS, _PARENTS, _POSITION, _LENGTHS, _CROSS, *_carried("past", "past_rows", "past_len")),
         (
             *_scores(*_BEAMS),
             # The last layer's cross-attention, mean over heads; 0 at padding.
             Template("attention", "float32", (*_BEAMS, "src_len"), only="attention"),
-            _cache("present", "rows", "present_len"),
+            *_carried("present", "rows", "present_len"),
         ),
     ),
-    "inplace/1": (_IN_PLACE, (*_scores("rows"), _WRITTEN)),
-    "slots/1": ((*_IN_PLACE[:2], _POSITIONS, *_IN_PLACE[2:]), (*_scores("rows"), _WRITTEN)),
+    "inplace/1": (_IN_PLACE, (*_scores("rows"), *_WRITTEN)),
+    "slots/1": ((*_IN_PLACE[:2], _POSITIONS, *_IN_PLACE[2:]), (*_scores("rows"), *_WRITTEN)),
     "device_search/1": (
-        (_TOKENS, _POSITIONS, _PARENTS, *_SEARCHED, _LENGTHS, _CROSS, _cache("past", "past_rows", "capacity")),
-        (*_scores("rows"), *_CHOICE, _WRITTEN),
+        (_TOKENS, _POSITIONS, _PARENTS, *_SEARCHED, _LENGTHS, _CROSS, *_carried("past", "past_rows", "capacity")),
+        (*_scores("rows"), *_CHOICE, *_WRITTEN),
     ),
     "rows/1": ((LISTED,), _COLUMNS),
     # The log-probabilities are those of the list and sum to 1 over it.
-    "short/1": ((*_IN_PLACE, LISTED, *_COLUMNS, _MASK), (*_scores("rows", vocabulary="listed"), _WRITTEN)),
+    "short/1": ((*_IN_PLACE, LISTED, *_COLUMNS, _MASK), (*_scores("rows", vocabulary="listed"), *_WRITTEN)),
 }
 """Inputs and outputs of each kind, in order."""
 
@@ -270,8 +278,12 @@ def number(size: str, sizes: Mapping[str, int]) -> int:
 
 
 def cache_names(kind: str, config: ModelConfig) -> list[str]:
-    """Keys and values of every decoder layer: `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on."""
-    return [f"{kind}_{part}_{layer}" for layer in range(config.decoder_layers) for part in ("k", "v")]
+    """Keys and values of every decoder layer: `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on.
+
+    Of recurrent cells, what is not `cross` are states: `<kind>_c_0`, `<kind>_c_1` and so on.
+    """
+    parts = ("c",) if config.decoder_cell == "ssru" and kind != "cross" else ("k", "v")
+    return [f"{kind}_{part}_{layer}" for layer in range(config.decoder_layers) for part in parts]
 
 
 def layer_names(graph: str, config: ModelConfig) -> tuple[str, ...]:

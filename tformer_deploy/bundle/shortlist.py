@@ -65,6 +65,8 @@ class Coverage:
     """Tokens of a sentence's list, mean."""
 
     def __str__(self) -> str:
+        if not self.sentences:
+            return "no text was given to measure the coverage of"
         return f"{self.tokens:.2%} of the target tokens of {self.sentences} sentences, lists of {self.size:.0f} tokens"
 
 
@@ -176,12 +178,7 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     Raises ConfigError where the bundle has no graphs for shortlists, or lists could be too long, and DataError for text
     whose tokens are all unknown.
     """
-    bundle.require_decoder()
-    if not any(_has_graphs(bundle, name) for name in bundle.variants):
-        raise ConfigError(
-            f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8; a model "
-            "whose output is more than a product has none"
-        )
+    require_graphs(bundle)
     tokenizers, config = bundle.tokenizers(), bundle.config
     shared, specials = tokenizers.source is tokenizers.target, tokenizers.target.specials
     settings.check(config.src_vocab, config.tgt_vocab, shared)
@@ -193,6 +190,16 @@ def add_shortlist(bundle: Bundle, source: Sequence[str], target: Sequence[str], 
     found = coverage(shortlist, pairs, config.eos_id)
     store(bundle, shortlist, {**asdict(settings), **asdict(found)})
     return found
+
+
+def require_graphs(bundle: Bundle) -> None:
+    """Raise ConfigError where no variant can score a list alone."""
+    bundle.require_decoder()
+    if not any(_has_graphs(bundle, name) for name in bundle.variants):
+        raise ConfigError(
+            f"{bundle.directory} has no graphs for shortlists: export it again, with --recipe int8; a model "
+            "whose output is more than a product has none"
+        )
 
 
 def store(bundle: Bundle, shortlist: Shortlist, description: dict[str, Any]) -> None:

@@ -87,7 +87,11 @@ def listing(path: Path, header: dict[str, Any]) -> str:
         lines.append(f"  encode     {', '.join(encoders)}")
     if "shortlist" in header:
         lists = header["shortlist"]
-        found = f"{lists['tokens']:.2%} of its text's tokens, lists of {lists['size']:.0f}"
+        found = (
+            f"{lists['tokens']:.2%} of its text's tokens, lists of {lists['size']:.0f}"
+            if lists["sentences"]
+            else "from Marian, not measured"
+        )
         lines.append(f"  shortlist  best {lists['best']}, frequent {lists['frequent']}: {found}")
     lines += [f"  plans      {each['stamp']}: {', '.join(each['profiles'])}" for each in header.get("plans", [])]
     if "check" in header:

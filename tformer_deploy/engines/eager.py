@@ -19,7 +19,7 @@ from ..bundle.manifest import Bundle
 from ..model.checkpoint import Checkpoint, open_reference
 from ..model.modules.probe import calling
 from ..model.modules.running import UserCheckpoint, names_function
-from ..model.seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
+from ..model.seq2seq import Carried, GrowingCache, KeysValues, Layers, Seq2Seq, first_past, log_probs
 from .base import ANYTHING, Floats, Ints, Limits, Outlook, SameStep, Scores, check_request, check_step
 from .spec import Opening
 
@@ -58,7 +58,7 @@ class EagerState:
 
     src_lengths: Tensor
     cross: list[KeysValues]
-    past: list[KeysValues]
+    past: list[Carried]
     parents: Tensor | None = None
     position: int = 0
 
@@ -153,10 +153,8 @@ class EagerEngine(SameStep):
     @torch.inference_mode()
     def step_seconds(self, position: int) -> float:
         """How long a step of one row takes behind so many tokens, whatever they are."""
-        side, device = self.config.decoder, self._device
         state = self._encode(np.zeros((1, 1), np.int32), np.ones(1, np.int32), None)
-        before = torch.zeros(1, side.heads, position, side.head_dim, device=device)
-        state.past, state.position = [(before, before)] * len(state.past), position
+        state.past, state.position = first_past(self.config, state.cross[0][0], 1, position), position
         start = time.perf_counter()
         self._step(np.zeros((1, 1), np.int32), state, None)
         return time.perf_counter() - start
@@ -194,15 +192,14 @@ class EagerEngine(SameStep):
         with self._calling("encode"):
             memory = self.model.encode(torch.from_numpy(src_ids).to(device), lengths, layers)
             cross = self.model.cross_keys_values(memory)
-        empty = cross[0][0].new_empty(len(src_ids), self.config.decoder.heads, 0, self.config.decoder.head_dim)
-        return EagerState(lengths, cross, [(empty, empty)] * len(cross))
+        return EagerState(lengths, cross, first_past(self.config, cross[0][0], len(src_ids)))
 
     def _step(self, tokens: Ints, state: EagerState, layers: Layers | None) -> Tensor:
         """Log-probabilities (B, K, V); the state grows."""
         check_step(tokens.shape[1], state.position, self.limits)
         if state.parents is not None:
             rows = state.parents.flatten()
-            state.past = [(k[rows], v[rows]) for k, v in state.past]
+            state.past = [tuple(tensor[rows] for tensor in each) for each in state.past]
             state.parents = None
         device = state.src_lengths.device
         cache, position = GrowingCache(state.past), torch.tensor([state.position], device=device)

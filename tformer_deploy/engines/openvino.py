@@ -71,6 +71,8 @@ class OpenVinoEngine(SameStep):
         self._encoder, self._step = (self._compiled(self._read(graph)) for graph in GRAPHS)
         names = (cache_names(kind, self.config) for kind in ("cross", "past", "present"))
         self._cross, self._past, self._present = names
+        step = signature(GRAPHS[1], self.config, self.recipe)
+        self._carried = [spec for spec in step.inputs if spec.name in self._past]
         return self
 
     def __exit__(self, *why: object) -> None:
@@ -126,8 +128,8 @@ class OpenVinoEngine(SameStep):
         request = self._encoder.create_infer_request()  # which owns its outputs
         self._run(request, {"src_ids": src_ids, "src_lengths": lengths})
         cross = [request.get_tensor(name) for name in self._cross]
-        empty = ov.Shape([batch, self.config.decoder.heads, 0, self.config.decoder.head_dim])
-        past = [ov.Tensor(ov.Type.f32, empty) for _ in self._past]
+        sizes = {"past_rows": batch, "past_len": 0}
+        past = [shared(np.zeros(each.sized(sizes), np.float32)) for each in self._carried]
         turns = self._step.create_infer_request(), self._step.create_infer_request()
         return OpenVinoState(lengths, cross, past, np.arange(batch, dtype=np.int32)[:, None], turns)
 

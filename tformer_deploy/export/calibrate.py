@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..bundle.contract import layer_names
 from ..bundle.recipe import Recipe
-from ..model.seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
+from ..model.seq2seq import GrowingCache, Layers, Seq2Seq, first_past, log_probs
 from .quantizing import TABLES, Range, Ranges, channels, group_size, groups, step_and_zero
 
 Noise = dict[str, float]
@@ -247,8 +247,7 @@ def seen_steps(
         )
     sentences = torch.arange(batch)
     yield "encoder", sentences, torch.arange(src_ids.shape[1]) < lengths[:, None], layers
-    empty = cross[0][0][0].new_empty(batch, config.decoder.heads, 0, config.decoder.head_dim)
-    past = [[(empty, empty)] * len(pairs) for pairs in cross]
+    past = [first_past(config, pairs[0][0], batch) for pairs in cross]
     tokens = torch.full((batch, 1), config.start_id) if tokens is None else tokens
     for position in range(min(most, config.max_positions)):
         layers, chosen = [{} for _ in models], tokens
@@ -262,11 +261,8 @@ def seen_steps(
         if not going.any():
             return
         tokens, lengths, sentences = chosen[going], lengths[going], sentences[going]
-        cross, past = ([_kept(pairs, going) for pairs in side] for side in (cross, past))
-
-
-def _kept(pairs: Sequence[KeysValues], going: Tensor) -> list[KeysValues]:
-    return [(k[going], v[going]) for k, v in pairs]
+        cross = [[(k[going], v[going]) for k, v in pairs] for pairs in cross]
+        past = [[tuple(tensor[going] for tensor in each) for each in carried] for carried in past]
 
 
 def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:

@@ -16,7 +16,10 @@ from torch.nn import functional as F
 from ..base.errors import ConfigError
 from ..bundle.contract import DEAD, GRAPHS, MEMORY_GRAPH, SLOTS_GRAPH, Signature, layer_names, signature
 from ..bundle.recipe import Recipe
-from ..model.seq2seq import Cache, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
+from ..model.seq2seq import Cache, Carried, GrowingCache, KeysValues, Layers, Seq2Seq, StaticCache, log_probs
+
+PARTS = {1: ("c",), 2: ("k", "v")}
+"""Names of what a layer keeps, by how many tensors that is."""
 
 
 class GraphModule(nn.Module):
@@ -68,7 +71,7 @@ class StepGraph(GraphModule):
         """Sizes as in `contract.signature`."""
         given, layers = self.named(inputs), Layers()
         cache, positions = self.cache(given), given["positions" if "positions" in given else "position"]
-        hidden = self.model.step(given["tokens"], positions, given["src_lengths"], pairs("cross", given), cache, layers)
+        hidden = self.model.step(given["tokens"], positions, given["src_lengths"], cross_of(given), cache, layers)
         found = self.best(hidden, given)
         return self.result({**layers, **found, **flat("present", cache.present)})
 
@@ -224,19 +227,26 @@ def block_width(vocab: int) -> int:
     return min(found, key=lambda width: vocab // width + 4 * width, default=0)
 
 
-def pairs(kind: str, given: dict[str, Tensor]) -> list[KeysValues]:
-    """Keys and values of every layer among named tensors, see `contract.cache_names`."""
+def pairs(kind: str, given: dict[str, Tensor]) -> list[Carried]:
+    """Keys and values, or the state, of every layer among named tensors, see `contract.cache_names`."""
     values = [value for name, value in given.items() if name.startswith(f"{kind}_")]
-    return list(zip(values[0::2], values[1::2], strict=True))
+    size = 1 if f"{kind}_c_0" in given else 2
+    return [tuple(values[i : i + size]) for i in range(0, len(values), size)]
 
 
-def flat(kind: str, found: list[KeysValues]) -> dict[str, Tensor]:
+def cross_of(given: dict[str, Tensor]) -> list[KeysValues]:
+    """Keys and values of every layer's cross-attention."""
+    return [(k, v) for k, v in pairs("cross", given)]
+
+
+def flat(kind: str, found: Sequence[Carried]) -> dict[str, Tensor]:
     """The reverse."""
-    return {f"{kind}_{part}_{i}": t for i, pair in enumerate(found) for part, t in zip("kv", pair, strict=True)}
+    parts = [(part, i, t) for i, each in enumerate(found) for part, t in zip(PARTS[len(each)], each, strict=True)]
+    return {f"{kind}_{part}_{i}": t for part, i, t in parts}
 
 
-def reordered(given: dict[str, Tensor]) -> Iterator[KeysValues]:
-    """The earlier keys and values of the rows that each row continues."""
+def reordered(given: dict[str, Tensor]) -> Iterator[Carried]:
+    """What was kept of the rows that each row continues."""
     rows = given["parents"].flatten()
-    for k, v in pairs("past", given):
-        yield k.index_select(0, rows), v.index_select(0, rows)
+    for each in pairs("past", given):
+        yield tuple(tensor.index_select(0, rows) for tensor in each)

@@ -1,9 +1,9 @@
-"""Models of Marian: an .npz file, whose settings are in it as special:model.yml, and vocabularies, .yml or .spm.
+"""Models of Marian: an .npz or .bin file with settings in it, special:model.yml, and vocabularies, .yml or .spm.
 
 Positions, norms and activations are Marian's own, not those of converters. The decoder starts from zeros: the model
-gets one more entry, which is never produced. Refused: SSRU, average attention, multi-source and RNN models, models from
-right to left, factored vocabularies, highway connections, feed-forward layers of another depth than 2, quantized
-(intgemm) files, settings that are not known.
+gets one more entry, which is never produced. Decoders have self-attention or SSRU cells. Refused: average attention,
+multi-source and RNN models, models from right to left, factored vocabularies, highway connections, feed-forward layers
+of another depth than 2, settings that are not known.
 Source: marian-dev, src/models/transformer.h; what it saves of the settings: src/models/encoder_decoder.cpp; positions:
 src/tensors/cpu/tensor_operators.cpp.
 """
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ..base.errors import ArtifactError
-from ..base.headers import DAMAGED, read_arrays
 from ..base.settings import from_dict
 from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
+from .marian_file import read_model
 from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
@@ -43,7 +43,7 @@ from .vocabularies import (
     require_rows,
     vocabulary_files,
 )
-from .weights import Weights, kind_of
+from .weights import Weights
 
 SETTINGS = "special:model.yml"
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
@@ -51,7 +51,7 @@ OPERATIONS = ("postprocess-emb", "preprocess", "postprocess", "postprocess-top")
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 ONLY: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
-    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-no-projection": (False,),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
@@ -66,6 +66,13 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "ulr": (False,),
     "right-left": (False,),
 }
+RECURRENT: dict[str, tuple[Any, ...]] = {
+    "dec-cell": ("ssru",),
+    "transformer-rnn-projection": (False,),
+    "layer-normalization": (False,),
+    "skip": (False,),
+}
+"""The same of models whose decoder layers have a recurrent cell instead of self-attention."""
 UNUSED = (
     *("version", "dim-vocabs", "dim-emb", "transformer-dim-ffn", "transformer-decoder-dim-ffn"),
     *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "transformer-guided-alignment-layer"),
@@ -81,13 +88,13 @@ TRAINING = ("alignment", "weight")
 
 
 def recognises(seen: Seen) -> bool:
-    """Whether it is an .npz file with their settings."""
+    """Whether it is a file with their settings."""
     return SETTINGS in seen.names
 
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    arrays = _arrays(path)
+    arrays = read_model(path)
     if SETTINGS not in arrays:
         raise ArtifactError(f"{path} has no {SETTINGS}: is it a model of Marian?")
     text = arrays.pop(SETTINGS).tobytes().rstrip(b"\0").decode("utf-8", "replace")
@@ -95,10 +102,12 @@ def read(path: Path, options: ImportOptions) -> Imported:
     settings = Settings(str(path), found if isinstance(found, dict) else {})
     for name, supported in ONLY.items():
         settings.only(name, *supported)
+    for name, supported in RECURRENT.items() if _recurrent(settings) else ():
+        settings.only(name, *supported)
     inputs: list[Any] = settings.get("input-types", [])
     if [kind for kind in inputs if kind not in TRAINING] not in ([], ["sequence", "sequence"]):
         raise settings.refused("input-types", inputs)
-    weights = Weights.of(path, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    weights = Weights.of(path, {name: _tensor(array) for name, array in arrays.items()})
     tables = [weights.shape(name)[0] for name in _tables(weights)[:2]]
     files = vocabulary_files(options, "its .yml or .spm")
     source = _vocabulary(files[0], tables[0])
@@ -118,12 +127,12 @@ def read(path: Path, options: ImportOptions) -> Imported:
     )
 
 
-def _arrays(path: Path) -> dict[str, Any]:
-    kind_of(path)
-    try:
-        return read_arrays(path)
-    except DAMAGED as error:
-        raise ArtifactError(f"{path} is damaged: {error}: copy it again") from None
+def _tensor(array: Any) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _recurrent(settings: Settings) -> bool:
+    return settings.get("transformer-decoder-autoreg", "self-attention") == "rnn"
 
 
 def _tables(weights: Weights) -> tuple[str, str, str]:
@@ -167,6 +176,7 @@ def _values(weights: Weights, settings: Settings) -> dict[str, Any]:
     ]
     return {
         **both_sides(*sizes),
+        "decoder_cell": "ssru" if _recurrent(settings) else "attention",
         "norm": "rms" if kind == "r" else "standard",
         "norm_eps": 1e-6,
         "norm_position": "pre" if pre else "post",
@@ -207,7 +217,13 @@ def _fill(made: Parameters, settings: Settings) -> None:
             ours, theirs = f"{name}.{i}", f"{name}_l{i + 1}"
             if name == "decoder" and tied:
                 theirs = f"{name}_l{tied[i]}"
-            for part, their_part in (("attention", "self"), ("cross", "context"))[: 1 + (name == "decoder")]:
+            if (cell := f"{ours}.cell") and f"{cell}.value.weight" in made.shapes:
+                _linear(made, f"{cell}.forget", f"{theirs}_rnn", "f")
+                made.put(f"{cell}.value.weight", f"{theirs}_rnn_W", lambda w: w.T)
+                _norm(made, f"{cell}_residual.norm", f"{theirs}_rnn_ffn", suffix)
+            for part, their_part in (("attention", "self"), ("cross", "context")):
+                if f"{ours}.{part}.query.weight" not in made.shapes:
+                    continue
                 for kind, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
                     _linear(made, f"{ours}.{part}.{kind}", f"{theirs}_{their_part}", letter)
                 _norm(made, f"{ours}.{part}_residual.norm", f"{theirs}_{their_part}_Wo", suffix)

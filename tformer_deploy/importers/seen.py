@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import ArtifactError
+from .marian_file import names_of
 from .weights import WRAPPERS, kind_of, load_parts, read_weights, state_dict, without
 
 ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")
@@ -35,6 +36,8 @@ class Seen:
             if kind == "npz":
                 with zipfile.ZipFile(path) as archive:
                     return cls(path, names=frozenset(name.removesuffix(".npy") for name in archive.namelist()))
+            if kind == "marian":
+                return cls(path, names=names_of(path))
             if kind == "safetensors":
                 return cls(path, names=frozenset(read_weights(path, *WRAPPERS)))
             if not kind and path.suffix not in ENDINGS:

@@ -112,11 +112,11 @@ def without(names: Iterable[str], *prefixes: str) -> list[str]:
 
 
 def kind_of(path: Path) -> str:
-    """The format by a file's first bytes: `safetensors`, `npz`, `torch`, or empty. Raises ArtifactError."""
+    """The format by a file's first bytes: `safetensors`, `npz`, `marian`, `torch`, or empty. Raises ArtifactError."""
     with readable(path).open("rb") as file:
         head = file.read(64)
         if _of_marian(head, file):
-            raise ArtifactError(f"{path} is of Marian's binary format: import the .npz that it was made of")
+            return "marian"
     number = int.from_bytes(head[:8], "little")
     if path.suffix == ".safetensors" or (head[8:9] == b"{" and number < path.stat().st_size):
         return "safetensors"
@@ -224,7 +224,7 @@ def load_parts(path: Path) -> dict[str, Any]:
 def load_torch(path: Path) -> Any:
     """What torch.save wrote, mapped into memory; only plain types and argparse's options. Raises ArtifactError."""
     kind = kind_of(path)
-    if kind in ("safetensors", "npz"):
+    if kind in ("safetensors", "npz", "marian"):
         raise ArtifactError(f"{path} is a file of {kind}, not of torch.save: name its format, or let import find it")
     mapped = zipfile.is_zipfile(path)
     try:

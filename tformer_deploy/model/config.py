@@ -47,6 +47,7 @@ NormPosition = Literal["pre", "post"]
 NormKind = Literal["standard", "annotated", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
 PositionKind = Literal["sinusoidal", "learned", "relative", "none"]
+CellKind = Literal["attention", "ssru"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 Sides = Literal["both", "encoder", "decoder"]
@@ -97,6 +98,9 @@ class ModelConfig:
     """The encoder's heads; 0: the decoder's."""
     encoder_head_dim: int = 0
     """The encoder's head_dim; 0: the decoder's if width and heads are equal, else d_model / heads."""
+    decoder_cell: CellKind = "attention"
+    """What looks at earlier target tokens in a decoder layer. `ssru`: instead of self-attention, a recurrent cell with
+    one vector of state (Kim et al. 2019)."""
     dropout: float = 0.1
     """Probability of dropping a residual or embedding element in training."""
     attention_dropout: float = 0.1
@@ -175,6 +179,11 @@ class ModelConfig:
                 f"model.relative_buckets={self.relative_buckets}, model.relative_distance={self.relative_distance}: "
                 "needs at least 4 buckets, and a distance above half as many"
             )
+        if self.decoder_cell == "ssru" and (self.positions == "relative" or self.module_parameters):
+            raise ConfigError(
+                "model.decoder_cell=ssru: is for our own model, whose positions are not relative: those are of "
+                "self-attention; use positions=sinusoidal"
+            )
         if self.norm_eps < 0:
             raise ConfigError(f"model.norm_eps={self.norm_eps}: must be at least 0")
         if self.position_base <= 0:
@@ -216,7 +225,9 @@ class ModelConfig:
         norms = 1 if self.norm == "rms" else 2  # weights, and biases
         layers = encoder.layers * (self._attention(encoder, encoder) + self._ff(encoder) + 2 * norms * encoder.width)
         cross = self._attention(decoder, encoder)
-        own = self._attention(decoder, decoder) + self._ff(decoder)
+        recurrent = decoder.width * (2 * decoder.width + 1)
+        own = recurrent if self.decoder_cell == "ssru" else self._attention(decoder, decoder)
+        own += self._ff(decoder)
         layers += decoder.layers * (own + cross + 3 * norms * decoder.width)
         tables = {"none": 2, "decoder": 1}.get(self.share_embeddings, 1) * self.tgt_vocab * decoder.width
         tables += 0 if self.share_embeddings == "all" else self.src_vocab * encoder.width

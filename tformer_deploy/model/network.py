@@ -106,6 +106,30 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+class Ssru(nn.Module):
+    """A simpler simple recurrent unit: a forget gate, one vector of state, no product with it.
+
+    c(t) = f * c(t-1) + (1 - f) * W x(t), f = sigmoid(W_f x(t) + b_f); the output is relu(c(t)).
+    Source: Kim et al. 2019, "From Research to Production and Back".
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.forget, self.value = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All positions at once, from a state of zeros: (B, T, d) -> (B, T, d)."""
+        gates, values, states = torch.sigmoid(self.forget(x)), self.value(x), [torch.zeros_like(x[:, 0])]
+        for gate, value in zip(gates.unbind(1), values.unbind(1), strict=True):
+            states.append(gate * states[-1] + (1 - gate) * value)
+        return torch.stack(states[1:], 1).relu()
+
+    def step(self, x: Tensor, replace: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
+        """One position of every row: x (R, d) -> (R, d); see `Cache.replace`."""
+        gate, value = torch.sigmoid(self.forget(x)), self.value(x)
+        return replace(lambda state: gate * state + (1 - gate) * value).relu()
+
+
 class RelativeBias(nn.Module):
     """Relative position bias added to attention scores.
 
@@ -181,12 +205,15 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward."""
+    """Causal self-attention or a recurrent cell, cross-attention and feed-forward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        side, d = config.decoder, config.decoder.width
-        self.attention, self.attention_residual = Attention(config, side, d), Residual(config, d)
+        side, d, self.recurrent = config.decoder, config.decoder.width, config.decoder_cell == "ssru"
+        if self.recurrent:
+            self.cell, self.cell_residual = Ssru(d), Residual(config, d)
+        else:
+            self.attention, self.attention_residual = Attention(config, side, d), Residual(config, d)
         self.cross, self.cross_residual = Attention(config, side, config.encoder.width), Residual(config, d)
         self.ff, self.ff_residual = FeedForward(config, side), Residual(config, d)
 
@@ -195,6 +222,9 @@ class DecoderLayer(nn.Module):
 
         mask (1, H, T, T): None where it is no more than causal.
         """
+        if self.recurrent:
+            x = self.cell_residual.after(x, self.cell(self.cell_residual.before(x)))
+            return self.rest(x, cross, cross_mask)
         y = self.attention_residual.before(x)
         own = self.attention(y, self.attention.keys_values(y), mask, causal=mask is None)
         x = self.attention_residual.after(x, own)
@@ -203,7 +233,8 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         x: Tensor,
-        extend: Callable[[Tensor, Tensor], tuple[KeysValues, Tensor | None]],
+        cache: Cache,
+        layer: int,
         bias: Tensor | None,
         cross: KeysValues,
         mask: Tensor,
@@ -211,11 +242,14 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """One position of every row: x (B, K, d), cross two of (B, H, S, D), mask (B, 1, K, S) -> (B, K, d).
 
-        `extend` adds this position's keys and values to the layer's cache, see `Cache.extend`. bias (1 or R, H, 1, T)
-        is of self-attention.
+        bias (1 or R, H, 1, T) is of self-attention.
         """
+        if self.recurrent:
+            rows = self.cell_residual.before(x).flatten(0, 1)  # (R, d)
+            y = self.cell.step(rows, partial(cache.replace, layer)).view_as(x)
+            return self.rest(self.cell_residual.after(x, y), cross, mask, seen)
         rows = self.attention_residual.before(x).reshape(-1, 1, x.shape[2])  # (R, 1, d)
-        keys_values, earlier = extend(*self.attention.keys_values(rows))
+        keys_values, earlier = cache.extend(layer, *self.attention.keys_values(rows))
         y = self.attention(rows, keys_values, biased(earlier, bias)).view_as(x)
         return self.rest(self.attention_residual.after(x, y), cross, mask, seen)
 
@@ -338,10 +372,11 @@ class Transformer(nn.Module):
         positions = None if self.tgt_positions is None else F.embedding(position, self.tgt_positions)
         x = self.embed(tokens, self.tgt_embedding, positions, self.tgt_embedding_norm)
         keep(layers, "decoder_embedding", x)
-        biases, last = self.decoder_relative(cache.distances[:, None], None), len(self.decoder) - 1
+        last, biases = len(self.decoder) - 1, [None] * len(self.decoder)
+        if self.config.positions == "relative":
+            biases = self.decoder_relative(cache.distances[:, None], None)
         for i, (layer, layer_cross, bias) in enumerate(zip(self.decoder, cross, biases, strict=True)):
-            extend, seen = partial(cache.extend, i), layers if i == last else None
-            x = layer.step(x, extend, bias, layer_cross, mask, seen)  # type: ignore[operator]
+            x = layer.step(x, cache, i, bias, layer_cross, mask, layers if i == last else None)  # type: ignore[operator]
             keep(layers, f"decoder_layer_{i}", x)
         return keep(layers, "hidden", self.decoder_norm(x))
 

@@ -6,7 +6,8 @@ length, K beams, R = B*K rows, H heads, D head size, T target length so far, M c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Protocol, Self
 
 import torch
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 from .config import ModelConfig
 
 KeysValues = tuple[Tensor, Tensor]
+Carried = tuple[Tensor, ...]
+"""What a decoder layer keeps between steps: keys and values, or the state (R, d) of a recurrent cell."""
 Layers = dict[str, Tensor]
 """Layer outputs by the names of `contract.layer_names`, in order of computation."""
 
@@ -23,7 +26,7 @@ Layers = dict[str, Tensor]
 class Cache(Protocol):
     """Self-attention keys and values of a decode."""
 
-    present: list[KeysValues]
+    present: list[Carried]
     """The `past` of the next step, for each layer extended so far."""
 
     @property
@@ -36,6 +39,13 @@ class Cache(Protocol):
 
         Returns all keys and values to attend to, (R, H, T or M, D) each, and a mask (R or 1, 1, 1, M), true at written
         positions; no mask if all are written. Call it once per layer, in order.
+        """
+        ...
+
+    def replace(self, layer: int, update: Callable[[Tensor], Tensor]) -> Tensor:
+        """Replace the state (R, d) of a recurrent cell by what `update` makes of it, which is returned.
+
+        Instead of `extend`, in models with `decoder_cell = "ssru"`.
         """
         ...
 
@@ -100,10 +110,13 @@ class Seq2Seq(Protocol):
 
 
 class GrowingCache:
-    """Keys and values that grow by one position per step: two of (R, H, T, D) per layer."""
+    """Keys and values that grow by one position per step: two of (R, H, T, D) per layer.
 
-    def __init__(self, past: list[KeysValues]) -> None:
-        self.past, self.present = past, list[KeysValues]()
+    States of recurrent cells, (R, d), do not grow: each step replaces them.
+    """
+
+    def __init__(self, past: Sequence[Carried]) -> None:
+        self.past, self.present = past, list[Carried]()
 
     @property
     def distances(self) -> Tensor:
@@ -114,8 +127,15 @@ class GrowingCache:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[KeysValues, Tensor | None]:
         """See `Cache.extend`."""
         past_k, past_v = self.past[layer]
-        self.present.append((torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)))
-        return self.present[-1], None
+        extended = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
+        self.present.append(extended)
+        return extended, None
+
+    def replace(self, layer: int, update: Callable[[Tensor], Tensor]) -> Tensor:
+        """See `Cache.replace`."""
+        state = update(self.past[layer][0])
+        self.present.append((state,))
+        return state
 
 
 class StaticCache:
@@ -125,24 +145,36 @@ class StaticCache:
 
     position: (1), or (R) if rows write at different positions; first (R, 1): where each row's target begins, if not at
     0. With `written_by` (B, K, M), rows are not reordered: it holds, for each position of a beam's target, the beam of
-    the same sentence that wrote it.
+    the same sentence that wrote it; (B, K, any) with states of recurrent cells, (R, d), of which a buffer has one.
     """
 
     def __init__(
         self,
-        past: list[KeysValues],
+        past: Sequence[Carried],
         position: Tensor,
         first: Tensor | None = None,
         written_by: Tensor | None = None,
     ) -> None:
-        self.past, self.present, self.written_by = past, list[KeysValues](), written_by
-        self.position = position
-        self.places = torch.arange(past[0][0].shape[2], dtype=position.dtype, device=position.device)
-        self.before = (self.places < position[:, None])[:, None, :, None]
-        mask = self.places <= position[:, None]
-        if first is not None:
-            mask = mask & (self.places >= first)
-        self.mask = mask[:, None, None, :]
+        self.past, self.present, self.written_by = past, list[Carried](), written_by
+        self.position, self.first = position, first
+
+    @cached_property
+    def places(self) -> Tensor:
+        """(M)"""
+        return torch.arange(self.past[0][0].shape[2], dtype=self.position.dtype, device=self.position.device)
+
+    @cached_property
+    def before(self) -> Tensor:
+        """True at places written by earlier steps: (1 or R, 1, M, 1)."""
+        return (self.places < self.position[:, None])[:, None, :, None]
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """True at the places of each target, with this step's: (1 or R, 1, 1, M)."""
+        mask = self.places <= self.position[:, None]
+        if self.first is not None:
+            mask = mask & (self.places >= self.first)
+        return mask[:, None, None, :]
 
     @property
     def distances(self) -> Tensor:
@@ -156,6 +188,18 @@ class StaticCache:
         self.present.append(present)
         return (self.of_beams(present[0]), self.of_beams(present[1])), self.mask
 
+    def replace(self, layer: int, update: Callable[[Tensor], Tensor]) -> Tensor:
+        """See `Cache.replace`."""
+        (state,) = self.past[layer]
+        if self.written_by is not None:
+            batch, beams, _ = self.written_by.shape
+            last = self.written_by.index_select(2, (self.position - 1).clamp(min=0))[:, :, 0]  # (B, K)
+            sentences = torch.arange(batch, dtype=last.dtype, device=last.device)[:, None]
+            state = state.index_select(0, (sentences * beams + last).flatten())
+        state = update(state)
+        self.present.append((state,))
+        return state
+
     def of_beams(self, buffer: Tensor) -> Tensor:
         """(R, H, M, D) as written -> the same gathered for the rows that read it, by `written_by`."""
         if self.written_by is None:
@@ -164,6 +208,15 @@ class StaticCache:
         _, heads, _, size = buffer.shape
         rows = self.written_by.long()[:, :, None, :, None].expand(batch, beams, heads, capacity, size)
         return buffer.view(batch, beams, heads, capacity, size).gather(1, rows).view_as(buffer)
+
+
+def first_past(config: ModelConfig, like: Tensor, rows: int, positions: int = 0) -> list[Carried]:
+    """The `past` of a first step, on the device of `like` and of its type; zeros for some `positions`."""
+    side = config.decoder
+    if config.decoder_cell == "ssru":
+        return [(like.new_zeros(rows, side.width),)] * side.layers
+    empty = like.new_zeros(rows, side.heads, positions, side.head_dim)
+    return [(empty, empty)] * side.layers
 
 
 def log_probs(model: Seq2Seq, hidden: Tensor) -> Tensor:

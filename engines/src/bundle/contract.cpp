@@ -14,7 +14,9 @@ bool exists(const Json& each, const Model& model, const Recipe& recipe) {
                                                {"memory", recipe.memory},
                                                {"output_bias", model.output_bias},
                                                {"integer_step", recipe.integer_step()},
-                                               {"float_step", !recipe.integer_step()}};
+                                               {"float_step", !recipe.integer_step()},
+                                               {"keys_values", true},
+                                               {"states", false}};  // see `Bundle::open`
   return !each.contains("only") || options.at(each["only"]);
 }
 

@@ -46,13 +46,13 @@ class InPlaceState:
     """(B)"""
     cross: list[OrtValue]
     past: list[OrtValue]
-    """2L of (B*K, H, M, D)"""
+    """2L of (B*K, H, M, D); of recurrent cells L states (B*K, d)"""
     slots: Ints
     """(B') The sentences of the next step, as indices into the buffers."""
     tokens: Ints
     """(B, K), bound."""
     written_by: Ints
-    """(B, K, M), bound: the beam that wrote each position of a beam's keys and values."""
+    """(B, K, M), bound: the beam that wrote each position of a beam's target."""
     place: Ints = field(default_factory=lambda: np.zeros(1, np.int32))
     """(1), bound: `position`."""
     position: int = 0
@@ -103,6 +103,7 @@ class InPlaceEngine(OrtEngine):
             self._rows = self._session("short_rows", SHORT_SPIN_US)
             self._listed = [spec.name for spec in signature("short_rows", self.config, self.recipe).outputs]
         self._present = cache_names("present", self.config)
+        self.states = self.config.decoder_cell == "ssru"
         return self
 
     def __exit__(self, *why: Any) -> None:
@@ -113,7 +114,7 @@ class InPlaceEngine(OrtEngine):
         """See `Engine.encode`."""
         batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
         cross = self._encode(src_ids, lengths)
-        past = [self._buffer(batch, FIRST_CAPACITY) for _ in self._past]
+        past = self._buffers(batch, FIRST_CAPACITY)
         tokens, written_by = np.zeros((batch, 1), np.int32), np.zeros((batch, 1, FIRST_CAPACITY), np.int32)
         state = InPlaceState(lengths, cross, past, np.arange(batch, dtype=np.int32), tokens, written_by)
         if self.shortlist:
@@ -140,8 +141,8 @@ class InPlaceEngine(OrtEngine):
             free = np.arange(live, live + count, dtype=np.int32)
         new, beams = free[:count], state.tokens.shape[1]
         rows = (new[:, None] * beams + np.arange(beams)).ravel()
-        for value in state.past:  # masked, but still read: NaN left there by another sentence would spread
-            view(value)[rows, :, : state.position] = 0
+        for value in state.past:  # keys are masked, but still read: NaN left by another sentence would spread
+            view(value)[(rows, ...) if self.states else (rows, slice(None), slice(state.position))] = 0
         for value, own in zip(state.cross, cross, strict=True):
             view(value)[new] = 0
             view(value)[new, :, : src_ids.shape[1]] = own
@@ -228,15 +229,17 @@ class InPlaceEngine(OrtEngine):
         batch, beams = live + spare, width if written_by is None else written_by.shape[1]
         own = np.ascontiguousarray(np.broadcast_to(np.arange(beams, dtype=np.int32)[:, None], (batch, beams, capacity)))
         rows = slots[:, None] * width + np.arange(width)
-        for i, old in enumerate(state.past):
-            new = self._buffer(batch * beams, capacity)
-            if written_by is None:
+        for old, new in zip(state.past, buffers := self._buffers(batch * beams, capacity), strict=True):
+            if self.states:  # by the beam that wrote a row's last position; before the first all are zeros
+                last = np.arange(width) if written_by is None else written_by[:, :, -1] if filled else 0
+                view(new)[: live * beams].reshape(live, beams, -1)[:] = view(old)[slots[:, None] * width + last]
+            elif written_by is None:
                 view(new)[: live * beams, :, :filled] = view(old)[:, :, first : state.position][rows.ravel()]
             else:
                 # (B, K, T, H, D), as numpy puts indexed axes first.
                 history = view(old)[slots[:, None, None] * width + written_by, :, np.arange(filled)]
                 view(new).reshape(batch, beams, *new.shape()[1:])[:, :, :, :filled] = history.swapaxes(2, 3)
-            state.past[i] = new
+        state.past = buffers
         if written_by is None:
             own[:live, :, :filled] = state.written_by[slots, :, first : state.position]
         if spare or not np.array_equal(slots, np.arange(len(state.src_lengths))):
@@ -290,6 +293,10 @@ class InPlaceEngine(OrtEngine):
             binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
         return binding, list(outputs.values())
 
-    def _buffer(self, rows: int, capacity: int) -> OrtValue:
-        shape = [rows, self.config.decoder.heads, capacity, self.config.decoder.head_dim]
-        return OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cpu")
+    def _buffers(self, rows: int, capacity: int) -> list[OrtValue]:
+        """New ones, `InPlaceState.past`; states are zeros."""
+        shapes = [list(each.sized({"rows": rows, "capacity": capacity})) for each in self._carried]
+        found = [OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cpu") for shape in shapes]
+        for value in found if self.states else []:
+            view(value)[:] = 0
+        return found

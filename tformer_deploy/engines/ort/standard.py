@@ -160,15 +160,17 @@ class OrtEngine(OrtGraphs):
         super().__enter__()
         self._cross = cache_names("cross", self.config)
         self._past = cache_names("past", self.config)
-        self._outputs = [spec.name for spec in signature("decoder_step", self.config, self.recipe).outputs]
+        step = signature("decoder_step", self.config, self.recipe)
+        self._outputs = [spec.name for spec in step.outputs]
+        self._carried = [spec for spec in step.inputs if spec.name in self._past]
         return self
 
     def encode(self, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> OrtState:
         """See `Engine.encode`."""
         batch, lengths = len(src_ids), np.array(src_lengths, np.int32)
         cross = self._encode(src_ids, lengths)
-        empty = np.zeros((batch, self.config.decoder.heads, 0, self.config.decoder.head_dim), np.float32)
-        past = [OrtValue.ortvalue_from_numpy(empty)] * len(self._past)
+        sizes = {"past_rows": batch, "past_len": 0}
+        past = [OrtValue.ortvalue_from_numpy(np.zeros(each.sized(sizes), np.float32)) for each in self._carried]
         parents = np.arange(batch, dtype=np.int32)[:, None]
         return OrtState(lengths, cross, past, parents)
 

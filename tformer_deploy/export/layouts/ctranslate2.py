@@ -67,6 +67,8 @@ def refuse(source: Source) -> Iterable[str]:
     config = source.config
     if config.norm == "annotated":
         yield "model.norm=annotated: its layer norms have the biased variance"
+    if config.decoder_cell != "attention":
+        yield f"model.decoder_cell={config.decoder_cell}: its decoders have self-attention"
     if config.qk_norm:
         yield "model.qk_norm=true: its cross-attention normalizes queries before it splits them into heads"
     if config.positions == "relative" and config.relative_per_layer:

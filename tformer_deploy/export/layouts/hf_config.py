@@ -115,6 +115,8 @@ def generation_json(source: Source, beams: bool) -> dict[str, Any]:
 def refused(source: Source, beams: bool) -> Iterator[str]:
     """What generation_config.json cannot say, or says with another meaning; with `beams` also for beam search."""
     options, config = source.options, source.config
+    if config.decoder_cell != "attention":
+        yield f"model.decoder_cell={config.decoder_cell}: its caches are keys and values"
     usual = DecodeOptions()
     names = ["max_ratio", "min_ratio", "repetition_penalty", "sampling", "endless"]
     names += ["length_norm", "coverage_penalty", "patience"] if beams else []

@@ -131,7 +131,7 @@ class DecoderModel(Named):
         if isinstance(self.model, Transformer):
             return several_positions(self.model, tokens, position, lengths, cross, past)
         cache = GrowingCache(past)
-        return self.model.step(tokens, position, lengths, cross, cache), cache.present
+        return self.model.step(tokens, position, lengths, cross, cache), [(k, v) for k, v in cache.present]
 
 
 def several_positions(

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from ...base.errors import ConfigError, TformerError, unknown
 from ...bundle.contract import GRAPHS, layer_names
 from ..config import ModelConfig
-from ..seq2seq import GrowingCache, KeysValues, Layers, Seq2Seq, log_probs
+from ..seq2seq import GrowingCache, Layers, Seq2Seq, first_past, log_probs
 from .recompute import EncoderAlone, Hooked, Hooks, Recomputed, entering, plain_attention
 from .user_model import UserModel
 
@@ -398,9 +398,7 @@ def _require_equal(hooked: Hooked, plain: Recomputed, where: str) -> None:
 def stepped(model: Seq2Seq, src_ids: Tensor, lengths: Tensor, tgt_ids: Tensor) -> Tensor:
     """Log-probabilities (B, T, V) of a target that is fed token by token, in the last of several equal rows."""
     cross = model.cross_keys_values(model.encode(src_ids, lengths))
-    side, found = model.config.decoder, []
-    empty = torch.zeros(len(src_ids) * BEAMS, side.heads, 0, side.head_dim)
-    past: list[KeysValues] = [(empty, empty)] * side.layers
+    past, found = first_past(model.config, cross[0][0], len(src_ids) * BEAMS), []
     for position, token in enumerate(tgt_ids.T):
         cache = GrowingCache(past)
         tokens = token[:, None].expand(-1, BEAMS).int()

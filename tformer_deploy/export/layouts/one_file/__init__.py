@@ -53,6 +53,8 @@ BAKED = (
 
 def refuse(source: Source) -> Iterable[str]:
     """See `Layout.refuse`."""
+    if source.config.decoder_cell != "attention":
+        yield f"model.decoder_cell={source.config.decoder_cell}: its loop carries keys and values"
     for name, why in (
         ("sampling", "it searches"),
         ("coverage_penalty", "it reads no attention"),

@@ -1,0 +1,102 @@
+"""Decoders whose self-attention is an SSRU cell: one vector of state a layer, in every engine that can have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tformer_deploy.base.errors import ConfigError
+from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, decode
+from tformer_deploy.engines import make_engine
+from tformer_deploy.engines.base import Request
+from tformer_deploy.export.checked import export_checked
+from tformer_deploy.export.layouts.written import write_layout
+from tformer_deploy.model.network import Ssru
+from tformer_deploy.model.seq2seq import GrowingCache, first_past
+
+from .configs import SSRU
+from .conftest import random_model, random_sources, small_config, write_checkpoint, write_lines
+
+RECIPES = ("fp32", "fp32-cpu", "int8", "int8-latency", "int4")
+
+
+def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
+    return [[each.ids for each in best] for best in outputs]
+
+
+def test_the_cell_is_its_recurrence() -> None:
+    generator = torch.Generator().manual_seed(1)
+    cell, x = Ssru(5), torch.randn(2, 7, 5, generator=generator)
+    with torch.no_grad():
+        state, found = torch.zeros(2, 5), cell(x)
+        for t in range(7):
+            gate = 1 / (1 + torch.exp(-(x[:, t] @ cell.forget.weight.T + cell.forget.bias)))
+            state = gate * state + (1 - gate) * (x[:, t] @ cell.value.weight.T)
+            torch.testing.assert_close(found[:, t], state.clamp(min=0))
+
+
+def test_steps_are_what_all_positions_at_once_are() -> None:
+    model = random_model(small_config(**SSRU)).eval()
+    src_ids, lengths = (torch.from_numpy(each) for each in random_sources(3, 7))
+    tgt_ids = torch.from_numpy(random_sources(3, 9, seed=2)[0]).long()
+    with torch.no_grad():
+        memory = model.encode(src_ids, lengths)
+        whole = model.decode(memory, lengths, tgt_ids)
+        past, cross = first_past(model.config, memory, 3), model.cross_keys_values(memory)
+        for t in range(9):
+            cache = GrowingCache(past)
+            hidden = model.step(tgt_ids[:, t : t + 1], torch.tensor([t]), lengths, cross, cache)
+            torch.testing.assert_close(hidden[:, 0], whole[:, t], rtol=1e-5, atol=1e-5)
+            past = cache.present
+    assert [[each.shape for each in kept] for kept in past] == [[(3, model.config.d_model)]] * len(model.decoder)
+
+
+def test_every_engine_gives_eagers_tokens(tmp_path: Path) -> None:
+    run, text = write_checkpoint(tmp_path / "run", small_config(**SSRU)), write_lines(tmp_path / "text")
+    report = export_checked(run, tmp_path / "bundle", RECIPES, text)
+    assert report.passed and len(report.engines) == len(RECIPES), str(report)
+    assert all(each.constants and not each.constants.wrong for each in report.engines)
+
+
+def test_sentences_join_and_leave_a_running_batch(tmp_path: Path) -> None:
+    run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
+    export_checked(run, tmp_path / "bundle", ["fp32", "fp32-cpu"], write_lines(tmp_path / "text"))
+    sources = [random_sources(2, width, seed=width) for width in (3, 9, 5, 6)]
+    options = [DecodeOptions(beams=beams, max_tokens=tokens) for beams, tokens in ((1, 4), (3, 9), (1, 12), (3, 6))]
+    bundle = open_bundle(tmp_path / "bundle")
+    with make_engine("eager", bundle) as eager:
+        wanted = [ids_of(decode(eager, Batch(*each), how)) for each, how in zip(sources, options, strict=True)]
+    with make_engine("ort:fp32-cpu", bundle) as engine:
+        running = ContinuousBatch(engine)
+        joined = []
+        for each, how in zip(sources, options, strict=True):
+            joined += running.add([Request(Batch(*each), how)])
+            running.step()
+            running.step()
+        while any(search.running for search in joined):
+            running.step()
+        found = [ids_of(search.outputs()) for search in joined]
+    assert found == wanted
+
+
+@pytest.mark.parametrize("recipe", ["trt", "native-fp32"])
+def test_targets_without_the_cell_say_so(recipe: str, tmp_path: Path) -> None:
+    run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
+    with pytest.raises(ConfigError, match=r"^target=\w+: it cannot run model.decoder_cell=ssru: use a recipe of"):
+        export_checked(run, tmp_path / "bundle", [recipe], write_lines(tmp_path / "text"))
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("layout", ["ctranslate2", "one-file", "optimum", "transformers-js"])
+def test_layouts_without_the_cell_say_so(layout: str, tmp_path: Path) -> None:
+    run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
+    with pytest.raises(ConfigError, match=r"model\.decoder_cell=ssru"):
+        write_layout(run, tmp_path / "out", layout)
+
+
+def test_relative_positions_need_attention() -> None:
+    with pytest.raises(ConfigError, match="use positions=sinusoidal"):
+        small_config(decoder_cell="ssru", positions="relative")
