@@ -471,6 +471,13 @@ class Sockeye(Toolkit):
         return self.linear(hidden, f"{layer}.ff.ff2")
 
 
+def round_to_bytes(tensor: Tensor) -> float:
+    """Round values in place to what bytes and a factor hold, and return the factor."""
+    factor = 127 / float(tensor.abs().max())
+    tensor.copy_((tensor * factor).round() / factor)
+    return factor
+
+
 class Marian(Toolkit):
     format, file = "marian", "model.npz"
     words: ClassVar[list[str]] = ["</s>", "<unk>"]
@@ -490,6 +497,9 @@ class Marian(Toolkit):
             if self.how["pre"]:
                 self.normal(f"{side}_top", "")
             for i in range(2):
+                if side == "decoder" and self.how.get("ssru"):
+                    parts = ["context"]
+                    self.cell(f"{self.layer(side, i)}_rnn", suffix)
                 for part in parts:
                     for letter in "qkvo":
                         self.random.add(f"{self.layer(side, i)}_{part}_W{letter}", WIDTH, WIDTH)
@@ -499,6 +509,19 @@ class Marian(Toolkit):
                     self.random.add(f"{self.layer(side, i)}_ffn_W{letter}", into, out)
                     self.random.add(f"{self.layer(side, i)}_ffn_b{letter}", 1, out, scale=0.1)
                 self.normal(f"{self.layer(side, i)}_ffn_ffn", suffix)
+        if self.how.get("int8"):
+            self.factors = {name: round_to_bytes(self.t[name]) for name in self.t if self.is_rounded(name)}
+
+    @staticmethod
+    def is_rounded(name: str) -> bool:
+        """Whether marian-conv makes bytes of a tensor."""
+        return name.endswith("Wemb") or "_W" in name[-3:]
+
+    def cell(self, name: str, suffix: str) -> None:
+        for letter in ("", "f"):
+            self.random.add(f"{name}_W{letter}", WIDTH, WIDTH)
+        self.random.add(f"{name}_bf", 1, WIDTH, scale=0.5)
+        self.normal(f"{name}_ffn", suffix)
 
     def normal(self, name: str, suffix: str) -> None:
         self.random.add(f"{name}_ln_scale{suffix}", 1, WIDTH, scale=0.1, around=1.0)
@@ -507,7 +530,8 @@ class Marian(Toolkit):
     def write(self, folder: Path) -> Path:
         config = {
             "type": "transformer",
-            "transformer-decoder-autoreg": "self-attention",
+            "transformer-decoder-autoreg": "rnn" if self.how.get("ssru") else "self-attention",
+            "dec-cell": "ssru" if self.how.get("ssru") else "gru",
             "transformer-no-projection": False,
             "transformer-ffn-depth": 2,
             "transformer-ffn-activation": self.how["activation"],
@@ -525,11 +549,36 @@ class Marian(Toolkit):
         }
         settings = np.frombuffer(yaml.safe_dump(config).encode() + b"\0", np.int8)
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in self.t.items()}
-        np.savez(folder / self.file, **{**arrays, "special:model.yml": settings})
+        if self.how.get("binary") or self.how.get("int8"):
+            self.file = "model.bin"
+            self.write_binary(folder / self.file, {**arrays, "special:model.yml": settings})
+        else:
+            np.savez(folder / self.file, **{**arrays, "special:model.yml": settings})
         (folder / "vocab.yml").write_text(
             "".join(f"{json.dumps(word)}: {i}\n" for i, word in enumerate(self.vocabulary))
         )
         return folder / self.file
+
+    def write_binary(self, path: Path, arrays: dict[str, Any]) -> None:
+        """As marian-conv does: bytes of matrices are transposed, and their factor is behind them."""
+        found = []
+        for name, array in sorted(arrays.items()):
+            kind, data = (0x101 if name.startswith("special") else 0x404), array.tobytes()
+            if name in getattr(self, "factors", {}):
+                factor = np.float32(self.factors[name])
+                whole = np.rint(array * factor).astype(np.int8)
+                data = (whole if name.endswith("Wemb") else whole.T).tobytes() + factor.tobytes()
+                kind = 0x4101
+                found.append((f"{name}_QuantMultA", 0x404, (1, 1), np.float32(9).tobytes()))
+            found.append((name, kind, array.shape, data))
+        found = [(name, kind, shape, data + bytes(-len(data) % 256)) for name, kind, shape, data in found]
+        names = [name.encode() + b"\0" for name, *_ in found]
+        heads = [[len(n), kind, len(shape), len(data)] for n, (_, kind, shape, data) in zip(names, found, strict=True)]
+        head = np.array([1, len(found), *sum(heads, [])], "<u8").tobytes() + b"".join(names)
+        head += b"".join(np.array(shape, "<i4").tobytes() for _, _, shape, _ in found)
+        padding = -(len(head) + 8) % 256
+        head += np.uint64(padding).tobytes() + bytes(padding)
+        path.write_bytes(head + b"".join(data for *_, data in found))
 
     def options(self, path: Path) -> ImportOptions:
         return ImportOptions(vocab=path.parent / "vocab.yml", model={"max_positions": POSITIONS})
@@ -558,13 +607,25 @@ class Marian(Toolkit):
         return layer_norm(x, self.t[f"{stem}_ln_scale{suffix}"], self.t[f"{stem}_ln_bias{suffix}"], self.eps)
 
     def name_of_norm(self, layer: str, part: str) -> str:
-        stem = {"self": "self_Wo", "cross": "context_Wo", "ff": "ffn_ffn"}[part]
+        recurrent = self.how.get("ssru") and layer.startswith("decoder")
+        stem = {"self": "rnn_ffn" if recurrent else "self_Wo", "cross": "context_Wo", "ff": "ffn_ffn"}[part]
         return f"{layer}_{stem}/{'_pre' if self.how['pre'] else ''}"
+
+    def recur(self, x: Tensor, name: str) -> Tensor:
+        """Marian's `highway(cell, x, f)`, then relu."""
+        state, found = torch.zeros(WIDTH), []
+        for row in x:
+            keep = 1 / (1 + torch.exp(-self.dense(row, name, "f")[0]))
+            state = keep * state + (1 - keep) * (row @ self.t[f"{name}_W"])
+            found.append(state.clamp(min=0))
+        return torch.stack(found)
 
     def dense(self, x: Tensor, block: str, letter: str) -> Tensor:
         return x @ self.t[f"{block}_W{letter}"] + self.t[f"{block}_b{letter}"]
 
     def attention(self, x: Tensor, y: Tensor, layer: str, part: str, causal: bool) -> Tensor:
+        if part == "self" and f"{layer}_rnn_W" in self.t:
+            return self.recur(x, f"{layer}_rnn")
         block = f"{layer}_{'self' if part == 'self' else 'context'}"
         q, k, v = self.dense(x, block, "q"), self.dense(y, block, "k"), self.dense(y, block, "v")
         return self.dense(attend(q, k, v, HEADS, causal), block, "o")

@@ -319,7 +319,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "nothing": (lambda path: None, "is not there"),
     "nested keys": (zipped(nested(45)), "is damaged: tuples within tuples hold too much"),
     "a far place": (zipped(b"\x80\x02}r\xff\xff\xff\x7f."), "is damaged: object 2147483647 follows object 0"),
-    "Marian's binary": (of_marian, "is of Marian's binary format: import the .npz that it was made of"),
+    "Marian's binary": (of_marian, "is a file of marian, not of torch.save"),
     "TorchScript": (
         lambda path: torch.jit.save(torch.jit.script(torch.nn.Identity()), path),
         "is a program of TorchScript: save model.state_dict",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -42,10 +43,16 @@ CASES: dict[str, tuple[type[Toolkit], dict[str, Any]]] = {
     "sockeye post glu": (Sockeye, {"pre": False, "glu": True, "activation": "swish1"}),
     "marian": (Marian, {"pre": False, "tied": True, "activation": "swish"}),
     "marian learned": (Marian, {"learned": True}),
+    "marian ssru": (Marian, {"ssru": True}),
+    "marian ssru post, binary": (Marian, {"ssru": True, "pre": False, "tied": True, "binary": True}),
+    "marian ssru int8": (Marian, {"ssru": True, "pre": False, "tied": True, "int8": True}),
+    "marian int8, nothing tied": (Marian, {"int8": True}),
 }
 
 
-@pytest.mark.parametrize("case", long_but(list(CASES), "opennmt-py concat", "fairseq", "joeynmt", "sockeye", "marian"))
+@pytest.mark.parametrize(
+    "case", long_but(list(CASES), "opennmt-py concat", "fairseq", "joeynmt", "sockeye", "marian", "marian ssru int8")
+)
 def test_equals_a_plain_model(case: str, tmp_path: Path) -> None:
     kind, how = CASES[case]
     made = kind(**how)
@@ -86,7 +93,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "ssru": ("sockeye", {"decoder_type": "ssru_transformer"}, "decoder_type='ssru_transformer'"),
     "lhuc": ("sockeye", {"use_lhuc": True}, "use_lhuc=True"),
     "sequence": ("sockeye", {"preprocess_sequence": "nn"}, "preprocess_sequence"),
-    "rnn": ("marian", {"transformer-decoder-autoreg": "rnn"}, "transformer-decoder-autoreg='rnn'"),
+    "rnn": ("marian", {"transformer-decoder-autoreg": "rnn", "dec-cell": "gru"}, "dec-cell='gru'"),
+    "projected": (
+        "marian",
+        {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru", "transformer-rnn-projection": True},
+        "transformer-rnn-projection=True",
+    ),
     "aan": ("marian", {"transformer-decoder-autoreg": "average-attention"}, "autoreg='average-attention'"),
     "depth": ("marian", {"transformer-ffn-depth": 3}, "transformer-ffn-depth=3"),
     "highway": ("marian", {"transformer-postprocess": "dhn"}, "postprocess"),
@@ -315,6 +327,21 @@ def test_a_width_without_wavelengths_is_said_in_a_line(tmp_path: Path) -> None:
     said = r"is not as marian is known \(ZeroDivisionError: "
     with pytest.raises(ArtifactError, match=said), run._understood(tmp_path, "marian"):
         sines(0, POSITIONS, 2)
+
+
+def test_binaries_of_marian_that_are_damaged_or_of_one_processor(tmp_path: Path) -> None:
+    made = Marian(ssru=True, pre=False, tied=True, int8=True)
+    path = made.write(tmp_path)
+    whole = path.read_bytes()
+    heads = 16 + 32 * int.from_bytes(whole[8:16], "little")
+    for size in (heads // 2, heads, heads + 90, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        refused(made, path, tmp_path / "run", "is damaged: .*: copy it again")
+    path.write_bytes(whole.replace((0x4101).to_bytes(8, "little"), (0x5101).to_bytes(8, "little")))
+    refused(made, path, tmp_path / "run", r"is of Marian's type 0x5101, .*: convert the \.npz with marian-conv")
+    factor = np.float32(made.factors["Wemb"]).tobytes()
+    path.write_bytes(whole.replace(factor, np.float32(0).tobytes()))
+    refused(made, path, tmp_path / "run", "tensor 'Wemb' is no matrix with a factor above 0")
 
 
 def test_each_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,6 +303,7 @@ MARIAN: dict[str, dict[str, Any]] = {
     "tied": {"tied": True, "activation": "swish"},
     "three tables": {"activation": "relu"},
     "gelu": {"activation": "gelu", "tied": True},
+    "ssru": {"ssru": True, "tied": True},
 }
 
 

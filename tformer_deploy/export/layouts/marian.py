@@ -232,7 +232,10 @@ def settings_of(config: ModelConfig, sizes: tuple[int, int]) -> dict[str, Any]:
         "transformer-decoder-ffn-depth": 2,
         "transformer-ffn-activation": NAMES[config.activation],
         "transformer-no-projection": False,
-        "transformer-decoder-autoreg": "self-attention",
+        "transformer-decoder-autoreg": "rnn" if config.decoder_cell == "ssru" else "self-attention",
+        "dec-cell": "ssru",  # read with autoreg rnn alone
+        "layer-normalization": False,
+        "skip": False,
         "transformer-tied-layers": [],
         "transformer-preprocess": "",
         "transformer-postprocess": f"a{kind}",
@@ -270,6 +273,10 @@ def tensors_of(config: ModelConfig, weights: Mapping[str, Tensor], sizes: tuple[
         norm(f"{side}_norm", f"{side}_top")
         for i in range(layers):
             ours, theirs = f"{side}.{i}", f"{side}_l{i + 1}"
+            if f"{ours}.cell.value.weight" in weights:
+                linear(f"{ours}.cell.forget", f"{theirs}_rnn", "f")
+                made[f"{theirs}_rnn_W"] = weights[f"{ours}.cell.value.weight"].T
+                norm(f"{ours}.cell_residual.norm", f"{theirs}_rnn_ffn")
             for part, name in PARTS.items():
                 if f"{ours}.{part}.query.weight" in weights:
                     for each, letter in LETTERS.items():
