@@ -573,8 +573,8 @@ class Marian(Toolkit):
             found.append((name, kind, array.shape, data))
         found = [(name, kind, shape, data + bytes(-len(data) % 256)) for name, kind, shape, data in found]
         names = [name.encode() + b"\0" for name, *_ in found]
-        heads = [[len(n), kind, len(shape), len(data)] for n, (_, kind, shape, data) in zip(names, found, strict=True)]
-        head = np.array([1, len(found), *sum(heads, [])], "<u8").tobytes() + b"".join(names)
+        heads = [(len(n), kind, len(shape), len(data)) for n, (_, kind, shape, data) in zip(names, found, strict=True)]
+        head = np.array([(1, len(found))], "<u8").tobytes() + np.array(heads, "<u8").tobytes() + b"".join(names)
         head += b"".join(np.array(shape, "<i4").tobytes() for _, _, shape, _ in found)
         padding = -(len(head) + 8) % 256
         head += np.uint64(padding).tobytes() + bytes(padding)

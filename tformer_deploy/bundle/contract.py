@@ -25,7 +25,7 @@ PROGRAM = "program.json"
 PROGRAM_KIND = "native/1"
 KINDS = {
     "encoder/1": "source ids to the keys and values of every decoder layer's cross-attention",
-    "growing/1": "a step whose self-attention caches grow by a position; states of recurrent cells do not",
+    "growing/1": "a step whose self-attention caches grow by a position",
     "inplace/1": "a step whose caches are buffers of a fixed capacity that it writes into",
     "slots/1": "`inplace/1` where each sentence is at a position of its own, so that others can join it",
     "device_search/1": "a step that reads one set of buffers, writes another and chooses what the next one is fed",

@@ -50,9 +50,7 @@ def read_lists(path: Path, src_vocab: int, tgt_vocab: int, shared: bool) -> tupl
     try:
         magic, checksum, first, best, words, count = HEADER.unpack_from(file)
         if magic != MAGIC:
-            raise ArtifactError(
-                f"{path} is no shortlist of Marian: give its lex.*.bin, not the text that it is made of"
-            )
+            raise ArtifactError(f"{path} is no shortlist of Marian: give lex.*.bin, not the text that it is made of")
         if len(file) != HEADER.size + 8 * words + 4 * count or not words:
             raise ValueError(f"it has {len(file)} bytes, not {HEADER.size + 8 * words + 4 * count}")
         if checksum_of(file[16:]) != checksum:
