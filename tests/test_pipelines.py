@@ -145,8 +145,13 @@ def test_torch_in_torch_out() -> None:
 
 # Against transformers 4, in an environment of its own.
 
-LANGUAGES = {"m2m_100": ("en", "de"), "mbart": ("en_XX", "de_DE"), "nllb": ("eng_Latn", "deu_Latn")}
-ENDS = {"marian": 0, "bart": 2, "t5": 1, "mbart": 2, "pegasus": 1, "m2m_100": 2, "nllb": 2}
+LANGUAGES = {
+    "m2m_100": ("en", "de"),
+    "mbart": ("en_XX", "de_DE"),
+    "mbart50": ("en_XX", "de_DE"),
+    "nllb": ("eng_Latn", "deu_Latn"),
+}
+ENDS = {"marian": 0, "bart": 2, "t5": 1, "mbart": 2, "mbart50": 2, "pegasus": 1, "m2m_100": 2, "nllb": 2}
 PACKAGES = ["transformers==4.57.6", "torch==2.13.0", "sentencepiece", "sacremoses", "protobuf"]
 CONSTRAINED = "transformers==4.56.2"
 """The last one with constrained beam search in itself: 4.57 fetches the same code from the Hub."""
@@ -184,6 +189,15 @@ CONSTRAINTS: list[dict[str, Any]] = [
         {"force_words_ids": [[60, 61], [60, 61]], "early_stopping": True, "min_length": 7, "no_repeat_ngram_size": 3},
     )
 ]
+TAGGED = [
+    ">>fra<< Two men",
+    ">>deu<<Two men",
+    "Two men",
+    ">>xyz<< Two men",
+    "Two >>fra<< men",
+    ">>fra<< Two >>deu<< men",
+]
+"""Target languages, known and unknown, in texts for a Marian model of several."""
 PIPELINED: list[dict[str, Any]] = [
     {},
     {"num_beams": 1, "max_new_tokens": 9},
@@ -210,6 +224,21 @@ def nllb(path: Path) -> Path:
     return hf_folders.write(path, made, {"sentencepiece.bpe.model": model, "tokenizer_config.json": tokenizer})
 
 
+def mbart50(path: Path) -> Path:
+    """A model of mBART-50: a language's code begins a source and an output."""
+    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES
+
+    from . import hf_folders
+
+    model = hf_folders.fairseq_pieces()
+    vocab = ["<s>", "<pad>", "</s>", "<unk>", *hf_folders.entries(model)[3:]]
+    codes = [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]
+    added = {str(len(vocab) + i): {"content": code, "special": True} for i, code in enumerate(codes)}
+    made = hf_folders.of_bart("MBart", len(vocab) + len(codes), 2, activation_function="relu", scale_embedding=True)
+    tokenizer = {"tokenizer_class": "MBart50Tokenizer", "src_lang": "en_XX", "added_tokens_decoder": added}
+    return hf_folders.write(path, made, {"sentencepiece.bpe.model": model, "tokenizer_config.json": tokenizer})
+
+
 def cases_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What is asked of both, and of the one with constraints."""
     name, end, draw = folder.name, ENDS[folder.name], random.Random(3)
@@ -219,10 +248,12 @@ def cases_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     common = {"folder": str(folder), "input_ids": ids, "attention_mask": mask, "task": "generate"}
     task = "translation" if name in (*LANGUAGES, "marian") else "summarization"
     pair = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
+    back = dict(zip(("tgt_lang", "src_lang"), LANGUAGES.get(name, ()), strict=False))
     texts = {"folder": str(folder), "task": task}
     usual = [{**common, "arguments": each} for each in generating(end)]
     usual += [{**texts, "texts": TEXTS, "arguments": {**pair, **each}} for each in PIPELINED]
     usual.append({**texts, "texts": TEXTS[0], "arguments": {**pair, "max_new_tokens": 9}})
+    usual.append({**texts, "texts": TAGGED if name == "marian" else TEXTS, "arguments": {**back, "max_new_tokens": 9}})
     return usual, [{**common, "values": True, "arguments": each} for each in CONSTRAINTS]
 
 
@@ -231,8 +262,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     from . import hf_folders
 
     root = tmp_path_factory.mktemp("folders")
-    made = {name: hf_folders.FOLDERS[name] for name in ENDS if name != "nllb"} | {"nllb": nllb}
-    return [make(root / name) for name, make in made.items()]
+    made = {**hf_folders.FOLDERS, "nllb": nllb, "mbart50": mbart50}
+    return [made[name](root / name) for name in ENDS]
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +338,7 @@ def padded_alike(*both: list[list[int]]) -> list[list[list[int]]]:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", ENDS)
 def test_tokens_and_texts_are_those_of_transformers_4(name: str, references: dict[str, list[Any]]) -> None:
-    assert len(references[name]) == len(generating(0)) + len(PIPELINED) + 1 + len(CONSTRAINTS)
+    assert len(references[name]) == len(generating(0)) + len(PIPELINED) + 2 + len(CONSTRAINTS)
     for case, expected in references[name]:
         found = ours(case)
         if not case.get("values"):

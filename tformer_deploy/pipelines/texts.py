@@ -35,7 +35,8 @@ TEXT = (
 )
 """Arguments of a call that are not `generate`'s."""
 CUTS = {True: True, "longest_first": True, "only_first": True, None: False, False: False, "do_not_truncate": False}
-CODE = re.compile(r">>(\S+)<<\s*")
+CODE = re.compile(">>.+<<")
+"""A target language in a text, as transformers' MarianTokenizer finds it."""
 
 
 def pipeline(task: str, model: str | Path = "", **how: Any) -> Pipeline:
@@ -108,19 +109,8 @@ class Pipeline:
 
     def _records(self, texts: list[str], asked: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Of each text its records."""
-        if not texts:
-            return []
-        codes = [CODE.match(text) if self._marian() else None for text in texts]
-        groups: dict[tuple[str, str], list[int]] = {}
-        for i, code in enumerate(codes):
-            pair = asked.get("src_lang") or "", code[1] if code else asked.get("tgt_lang") or ""
-            groups.setdefault(pair, []).append(i)
-        records: list[list[dict[str, Any]]] = [[] for _ in texts]
-        for pair, indices in groups.items():
-            plain = [texts[i][codes[i].end() :] if codes[i] else texts[i] for i in indices]  # type: ignore[union-attr]
-            for i, each in zip(indices, self._of_pair(self._model(*pair), plain, asked), strict=True):
-                records[i] = each
-        return records
+        model = self._model(asked.get("src_lang") or "", asked.get("tgt_lang") or "")
+        return self._of_pair(model, texts, asked) if texts else []
 
     def _of_pair(self, model: TformerForSeq2SeqLM, texts: list[str], asked: dict[str, Any]) -> list[Any]:
         """Records of texts of one pair of languages."""
@@ -134,7 +124,7 @@ class Pipeline:
         cut = CUTS.get(asked.get("truncation"))
         if cut is None:
             raise ConfigError(f"truncation={asked['truncation']!r}: must be True or False")
-        sources = [_cut(model, tokenizers.source_ids((self.prefix + text).strip()), cut) for text in texts]
+        sources = [_cut(model, self._source_ids(tokenizers, self.prefix + text), cut) for text in texts]
         outputs = self._decode(model, sources, chosen)
         if asked.get("return_tensors") or asked.get("return_type") == 0:
             size = int(asked.get("batch_size") or 1)
@@ -157,9 +147,16 @@ class Pipeline:
                 found[i] = outputs
         return found
 
-    def _marian(self) -> bool:
+    def _source_ids(self, tokenizers: Tokenizers, text: str) -> list[int]:
+        """Ids of a text, which may say a Marian model's target language at its start."""
         prepared = self.model.prepared
-        return bool(prepared and prepared.config.get("model_type") == "marian")
+        if not prepared or prepared.config.get("model_type") != "marian" or not CODE.search(text):
+            return tokenizers.source_ids(text.strip())
+        ids = tokenizers.source_ids(CODE.sub("", text).strip())
+        if not (code := CODE.match(text)):
+            return ids
+        found = tokenizers.source.id_of(code[0])
+        return [tokenizers.source.specials.unk if found is None else found, *ids[len(tokenizers.prefix) :]]
 
     def _model(self, src: str, tgt: str) -> TformerForSeq2SeqLM:
         """The model with the text of a pair of languages; a model without languages has one text."""
