@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {
     "decoder_ffn_dim": 2048,
     "max_position_embeddings": 128,
 }
-TABLES, LAYERS, NEVER = 0.1, 0.7, -1e4
+TABLES, LAYERS, NEVER = 0.03, 0.7, -1e4
 """Standard deviations of embeddings, and of other weights times the root of their inputs; the bias of the end token."""
 
 

@@ -39,6 +39,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 80,
 }
 VOCAB = 150
+NORMS = ("final_layer_norm", "layer_norm")
+"""Names of a decoder's last norm, where it does not belong to a layer."""
 
 
 def pieces(**how: Any) -> bytes:
@@ -55,8 +57,11 @@ def entries(model: bytes) -> list[str]:
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 
 
-def random_weights(model: Any, tables: float = 1.0, layers: float = 1.0, seed: int = 1) -> Any:
-    """Larger ones than a new model's, so that outputs differ; the end is likely enough to be met."""
+def random_weights(model: Any, tables: float = 1.0, layers: float = 1.0, seed: int = 1, loud: float = 1.5) -> Any:
+    """Larger ones than a new model's, so that outputs differ; the end is likely enough to be met.
+
+    `loud`: scales the end token's row of the output, in models that have no bias for it.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "embed_positions" in name and not parameter.requires_grad:
@@ -66,6 +71,7 @@ def random_weights(model: Any, tables: float = 1.0, layers: float = 1.0, seed: i
             parameter.data = scale * torch.randn(parameter.shape, generator=generator)
         else:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    flip_last_norm(model, generator)
     bias = getattr(model, "final_logits_bias", None)
     if bias is not None:
         bias += 0.5 * torch.randn(bias.shape, generator=generator)
@@ -74,7 +80,17 @@ def random_weights(model: Any, tables: float = 1.0, layers: float = 1.0, seed: i
         bos = getattr(model.config, "bos_token_id", None)
         if bos is not None and bos != model.config.eos_token_id:
             bias[0, bos] -= 20.0
+    else:
+        model.get_output_embeddings().weight.data[model.config.eos_token_id] *= loud
     return model.eval()
+
+
+def flip_last_norm(model: Any, generator: torch.Generator) -> None:
+    """Signs of what the output reads: where it is the table of embeddings too, every token was followed by itself."""
+    decoder = model.get_decoder()
+    norm = next((found for name in NORMS if (found := getattr(decoder, name, None)) is not None), None)
+    norm = decoder.layers[-1].final_layer_norm if norm is None else norm
+    norm.weight.data *= torch.randn(norm.weight.shape, generator=generator).sign()
 
 
 def write(path: Path, model: Any, files: dict[str, Any], **scales: float) -> Path:
@@ -103,7 +119,7 @@ def marian(path: Path, **more: Any) -> Path:
     model.generation_config = transformers.GenerationConfig(**ids, **how)
     tokenizer = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de"}
     files = {"source.spm": models[0], "target.spm": models[1], "vocab.json": vocab, "tokenizer_config.json": tokenizer}
-    return write(path, model, files, tables=0.3)
+    return write(path, model, files, tables=0.5, layers=0.8)
 
 
 def bart(path: Path) -> Path:
@@ -174,7 +190,7 @@ def m2m_100(path: Path) -> Path:
         "special_tokens_map.json": {"additional_special_tokens": languages},
         "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"},
     }
-    return write(path, made, files)
+    return write(path, made, files, tables=0.3, layers=1.6, loud=2.5)
 
 
 def mbart(path: Path) -> Path:
@@ -208,7 +224,8 @@ def pegasus(path: Path) -> Path:
     made.generation_config = transformers.GenerationConfig(
         **ids, num_beams=8, length_penalty=0.8, max_length=40, forced_eos_token_id=1
     )
-    return write(path, made, {"spiece.model": model, "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"}})
+    files = {"spiece.model": model, "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"}}
+    return write(path, made, files, layers=1.6)
 
 
 def blenderbot(path: Path) -> Path:
@@ -293,9 +310,13 @@ def of_t5(path: Path, kind: str, **how: Any) -> Path:
     made.generation_config = transformers.GenerationConfig(**ids, num_beams=4, max_length=30)
     tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": 10, "added_tokens_decoder": extra}
     files = {"spiece.model": model, "tokenizer_config.json": tokenizer}
-    # Embeddings are not scaled; of T5 and UMT5, what the output reads is.
-    scaled = kind == "UMT5" or (kind == "T5" and "tie_word_embeddings" not in how)
-    return write(path, made, files, tables=1.5 if scaled else 0.5, layers=0.6 if scaled else 0.25)
+    tied = kind in ("T5", "UMT5") and "tie_word_embeddings" not in how
+    scales = (
+        {"tables": 0.6, "layers": 1.0, "loud": 3.5 if kind == "T5" else 1.0}
+        if tied
+        else {"tables": 0.5, "layers": 0.25}
+    )
+    return write(path, made, files, **scales)
 
 
 FOLDERS: dict[str, Callable[[Path], Path]] = {

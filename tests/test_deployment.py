@@ -101,6 +101,31 @@ with load({str(bundle)!r}, max_tokens=5) as translator:
     assert done.stdout.split() == ["True", "5", "True", "False", "False"], done.stderr
 
 
+def test_a_pipeline_is_opened_there(machine: Path) -> None:
+    """Of a bundle, with its texts; a folder that has not been exported needs torch, which is said."""
+    bundle, folder = ROOT / "tests/bundles/v2/copy", machine.parent / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bart"}')
+    code = f"""
+import sys
+from tformer_deploy import TformerError, load, pipeline
+texts = ["3 1 4", "6"]
+with pipeline("summarization", model={str(bundle)!r}) as summarize, load({str(bundle)!r}) as translator:
+    wanted = [result.text for result in translator.translate(texts)]
+    print([record["summary_text"] for record in summarize(texts)] == wanted, len(set(wanted)))
+print("torch" in sys.modules)
+try:
+    pipeline("summarization", model={str(folder)!r})
+except TformerError as error:
+    print(error)
+"""
+    done = subprocess.run([machine, "-c", code], capture_output=True, text=True, cwd=machine.parent)
+    assert done.returncode == 0, done.stderr
+    opened, loaded, refused = done.stdout.splitlines()
+    assert (opened, loaded) == ("True 2", "False")
+    assert "'torch' is not installed: pip install '.[export]'" in refused
+
+
 def test_inspects_there(machine: Path, bundle: Path) -> None:
     assert "every hash verified" in run_there(machine, "inspect", bundle).stdout
 

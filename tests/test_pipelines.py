@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,8 @@ def nllb(path: Path) -> Path:
         "src_lang": codes[0],
     }
     made = hf_folders.of_bart("M2M100", len(vocab) + 4, 2, activation_function="relu", scale_embedding=True)
-    return hf_folders.write(path, made, {"sentencepiece.bpe.model": model, "tokenizer_config.json": tokenizer})
+    files = {"sentencepiece.bpe.model": model, "tokenizer_config.json": tokenizer}
+    return hf_folders.write(path, made, files, tables=0.3, layers=1.6, loud=2.5)
 
 
 def mbart50(path: Path) -> Path:
@@ -236,7 +238,8 @@ def mbart50(path: Path) -> Path:
     added = {str(len(vocab) + i): {"content": code, "special": True} for i, code in enumerate(codes)}
     made = hf_folders.of_bart("MBart", len(vocab) + len(codes), 2, activation_function="relu", scale_embedding=True)
     tokenizer = {"tokenizer_class": "MBart50Tokenizer", "src_lang": "en_XX", "added_tokens_decoder": added}
-    return hf_folders.write(path, made, {"sentencepiece.bpe.model": model, "tokenizer_config.json": tokenizer})
+    files = {"sentencepiece.bpe.model": model, "tokenizer_config.json": tokenizer}
+    return hf_folders.write(path, made, files, tables=0.3)
 
 
 def cases_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -375,3 +378,52 @@ def test_a_folder_is_exported_once_and_a_damaged_cache_again(
         made.append(summarize(TEXTS))
     assert capsys.readouterr().err.count("was exported to") == 1
     assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_cpu_engine_gives_the_tokens_of_transformers(
+    beams: int, native: TformerForSeq2SeqLM, native_folder: Path
+) -> None:
+    """Greedily and with a beam in its own search, and with a rule that only ours in Python knows."""
+    import transformers
+
+    draw = random.Random(5)
+    rows = [[*(draw.randrange(8, 100) for _ in range(count)), 0] for count in (3, 7, 5, 9, 4, 6)]
+    most = max(map(len, rows))
+    pad = native.translator.engine.config.pad_id
+    ids = torch.tensor([row + [pad] * (most - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (most - len(row)) for row in rows])
+    theirs: Any = transformers.MarianMTModel.from_pretrained(native_folder)  # type: ignore[no-untyped-call]
+    for arguments in ({}, {"begin_suppress_tokens": list(range(10, 90))}):
+        asked = {"num_beams": beams, "max_new_tokens": 12, **arguments}
+        wanted = theirs.generate(ids, attention_mask=mask, **asked)
+        assert native.generate(ids, mask, **asked).tolist() == wanted.tolist(), asked
+        assert len({tuple(row) for row in wanted.tolist()}) > 3
+
+
+@pytest.mark.long
+def test_a_variant_of_the_cpu_engine_is_chosen(native_folder: Path) -> None:
+    with pipeline(
+        "translation", model=native_folder, backend="native", variant="native-int8", compare=False
+    ) as translate:
+        assert translate.model.translator.engine.variant == "native-int8"
+        assert all(record["translation_text"] for record in translate(TEXTS, max_new_tokens=12))
+
+
+@pytest.fixture(scope="module")
+def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model of Marian's, and a cache of its own."""
+    from . import hf_folders
+
+    pytest.importorskip("tformer_native")
+    root = tmp_path_factory.mktemp("native")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        yield hf_folders.FOLDERS["marian"](root / "marian")
+
+
+@pytest.fixture(scope="module")
+def native(native_folder: Path) -> Iterator[TformerForSeq2SeqLM]:
+    with TformerForSeq2SeqLM.from_pretrained(native_folder, backend="native", compare=False) as model:
+        yield model

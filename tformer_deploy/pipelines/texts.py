@@ -35,8 +35,8 @@ TEXT = (
 )
 """Arguments of a call that are not `generate`'s."""
 CUTS = {True: True, "longest_first": True, "only_first": True, None: False, False: False, "do_not_truncate": False}
-CODE = re.compile(">>.+<<")
-"""A target language in a text, as transformers' MarianTokenizer finds it."""
+CODE = re.compile(">>.*?<<", re.DOTALL)
+"""A target language that begins a text, as transformers' MarianTokenizer finds it."""
 
 
 def pipeline(task: str, model: str | Path = "", **how: Any) -> Pipeline:
@@ -150,12 +150,10 @@ class Pipeline:
     def _source_ids(self, tokenizers: Tokenizers, text: str) -> list[int]:
         """Ids of a text, which may say a Marian model's target language at its start."""
         prepared = self.model.prepared
-        if not prepared or prepared.config.get("model_type") != "marian" or not CODE.search(text):
+        marian = prepared and prepared.config.get("model_type") == "marian"
+        if not (code := CODE.match(text) if marian else None):
             return tokenizers.source_ids(text.strip())
-        ids = tokenizers.source_ids(CODE.sub("", text).strip())
-        if not (code := CODE.match(text)):
-            return ids
-        found = tokenizers.source.id_of(code[0])
+        found, ids = tokenizers.source.id_of(code[0]), tokenizers.source_ids(text[code.end() :].strip())
         return [tokenizers.source.specials.unk if found is None else found, *ids[len(tokenizers.prefix) :]]
 
     def _model(self, src: str, tgt: str) -> TformerForSeq2SeqLM:
