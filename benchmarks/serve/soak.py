@@ -40,6 +40,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 KINDS = {"plain": 50, "stream": 20, "list": 10, "leave": 15, "wrong": 5}
 """What a request does, and how often of 100. `leave`: the client goes away; `wrong`: the server must refuse it."""
 PATIENCE, LEAVES_WITHIN, KEEPS_SECONDS = 90.0, 0.2, 3.0
+BURST = 1500
+"""More than wait and run in a server at most."""
 CLOSE_TO = 1e-3
 """Of a score: batches of other sizes sum floats in another order."""
 LINES_LEFT = ("tformer_waiting_lines", "tformer_running_lines")
@@ -72,14 +74,16 @@ class Soak:
         self.seconds: list[float] = []
 
     async def run(self) -> None:
-        """Send all requests (Poisson arrivals), and wait for their answers."""
-        rate, due, waiting = self.load.requests / self.load.seconds, 0.0, set[asyncio.Task[None]]()
+        """Send all requests, and wait for their answers: a burst, then at random moments (Poisson arrivals)."""
+        burst = min(BURST, self.load.requests // 10)  # after which buffers are as large as they get
+        rate, due = (self.load.requests - burst) / self.load.seconds, 0.0
+        waiting = set[asyncio.Task[None]]()
         # Less than the server's own limit: a connection that it closes just as a request is sent is nobody's fault.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPS_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(PATIENCE)) as session:
             start = time.perf_counter()
-            for _ in range(self.load.requests):
-                due += self.rng.expovariate(rate)
+            for number in range(self.load.requests):
+                due += self.rng.expovariate(rate) if number >= burst else 0.0
                 if (early := start + due - time.perf_counter()) > 0:
                     await asyncio.sleep(early)
                 task = asyncio.create_task(self._ask(session, start + due))

@@ -20,6 +20,7 @@ from . import (  # noqa: F401
     build,
     check,
     corpus,
+    distill,
     encode,
     export,
     import_,

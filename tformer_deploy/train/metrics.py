@@ -30,6 +30,12 @@ def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
     return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)
 
 
+def sentence_quality(metric: str, made: str, reference: str) -> float:
+    """`bleu` (smoothed) or `chrf` of one sentence, 0 to 100."""
+    score = sacrebleu.sentence_bleu if metric == "bleu" else sacrebleu.sentence_chrf
+    return float(score(made, [reference]).score)
+
+
 def text_figures(made: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
     """BLEU and chrF, 0 to 100, and the share of exact matches. No BLEU if no reference has four words."""
     four_words = sacrebleu.corpus_bleu(list(reference), [list(reference)]).totals[3] > 0
