@@ -19,8 +19,10 @@ from tformer_deploy.model.seq2seq import GrowingCache, first_past
 
 from .configs import SSRU
 from .conftest import random_model, random_sources, small_config, write_checkpoint, write_lines
+from .params import long_but
 
 RECIPES = ("fp32", "fp32-cpu", "int8", "int8-latency", "int4")
+PROGRAMS = ("fp32", "native-fp32", "native-bf16", "native-int8", "native-int4")
 
 
 def ids_of(outputs: list[list[Hypothesis]]) -> list[list[list[int]]]:
@@ -54,39 +56,39 @@ def test_steps_are_what_all_positions_at_once_are() -> None:
     assert [[each.shape for each in kept] for kept in past] == [[(3, model.config.d_model)]] * len(model.decoder)
 
 
-def test_every_engine_gives_eagers_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipes", long_but({"ort": RECIPES, "native": PROGRAMS}, "native"))
+def test_every_engine_gives_eagers_tokens(recipes: tuple[str, ...], tmp_path: Path) -> None:
     run, text = write_checkpoint(tmp_path / "run", small_config(**SSRU)), write_lines(tmp_path / "text")
-    report = export_checked(run, tmp_path / "bundle", RECIPES, text)
-    assert report.passed and len(report.engines) == len(RECIPES), str(report)
+    report = export_checked(run, tmp_path / "bundle", recipes, text)
+    assert report.passed and len(report.engines) == len(recipes), str(report)
     assert all(each.constants and not each.constants.wrong for each in report.engines)
 
 
 def test_sentences_join_and_leave_a_running_batch(tmp_path: Path) -> None:
-    run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
-    export_checked(run, tmp_path / "bundle", ["fp32", "fp32-cpu"], write_lines(tmp_path / "text"))
+    run = write_checkpoint(tmp_path / "run", small_config(**SSRU, max_positions=80))
+    export_checked(run, tmp_path / "bundle", ["fp32", "fp32-cpu", "native-fp32"], write_lines(tmp_path / "text"))
     sources = [random_sources(2, width, seed=width) for width in (3, 9, 5, 6)]
-    options = [DecodeOptions(beams=beams, max_tokens=tokens) for beams, tokens in ((1, 4), (3, 9), (1, 12), (3, 6))]
+    options = [DecodeOptions(beams=beams, max_tokens=tokens) for beams, tokens in ((1, 4), (3, 70), (1, 75), (3, 6))]
     bundle = open_bundle(tmp_path / "bundle")
     with make_engine("eager", bundle) as eager:
         wanted = [ids_of(decode(eager, Batch(*each), how)) for each, how in zip(sources, options, strict=True)]
-    with make_engine("ort:fp32-cpu", bundle) as engine:
-        running = ContinuousBatch(engine)
-        joined = []
-        for each, how in zip(sources, options, strict=True):
-            joined += running.add([Request(Batch(*each), how)])
-            running.step()
-            running.step()
-        while any(search.running for search in joined):
-            running.step()
-        found = [ids_of(search.outputs()) for search in joined]
-    assert found == wanted
+    for name in ("ort:fp32-cpu", "native:native-fp32"):
+        with make_engine(name, bundle, threads=1) as engine:
+            running = ContinuousBatch(engine)
+            joined = []
+            for each, how in zip(sources, options, strict=True):
+                joined += running.add([Request(Batch(*each), how)])
+                running.step()
+                running.step()
+            while any(search.running for search in joined):
+                running.step()
+            assert [ids_of(search.outputs()) for search in joined] == wanted, name
 
 
-@pytest.mark.parametrize("recipe", ["trt", "native-fp32"])
-def test_targets_without_the_cell_say_so(recipe: str, tmp_path: Path) -> None:
+def test_targets_without_the_cell_say_so(tmp_path: Path) -> None:
     run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
-    with pytest.raises(ConfigError, match=r"^target=\w+: it cannot run model.decoder_cell=ssru: use a recipe of"):
-        export_checked(run, tmp_path / "bundle", [recipe], write_lines(tmp_path / "text"))
+    with pytest.raises(ConfigError, match=r"^target=trt: it cannot run model\.decoder_cell=ssru: use a recipe of"):
+        export_checked(run, tmp_path / "bundle", ["trt"], write_lines(tmp_path / "text"))
     assert not (tmp_path / "bundle").exists()
 
 

@@ -136,9 +136,11 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_learns_to_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cell", ["attention", "ssru"])
+def test_learns_to_copy(cell: str, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     model = {**NO_DROPOUT, "d_model": 64, "d_ff": 64, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    model["decoder_cell"] = cell
     sets = [f"model.{key}={value}" for key, value in model.items()]
     sets += ["train.lr=0.005", "train.warmup=60", "train.valid_every=70", "train.average=3", "train.bleu_sentences=20"]
     options = ["--task", "copy", "--batch-tokens", "384", "--updates", "350", "--seed", "1", "--json"]

@@ -464,6 +464,31 @@ void check_embed(Random& random) {
   }
 }
 
+void check_recur(Random& random) {
+  const std::int64_t width = random.from(1, 90);
+  const Aligned<float> forget = random.numbers(width, 9), x = random.numbers(width), past = random.numbers(width);
+  Recurrence work;
+  work.forget = forget.data();
+  work.x = x.data();
+  if (random.maybe()) work.past = past.data();
+  work.width = width;
+  const Result found = everywhere("recur", [&](const Kernels& kernels) {
+    Aligned<float> state(width + 1, 7.0F), out(width + 1, 7.0F);
+    Recurrence own = work;
+    own.state = state.data();
+    own.out = out.data();
+    kernels.recur(own);
+    return Result{{state.values(), out.values()}, {}, {}};
+  });
+  for (std::int64_t i = 0; i < width; ++i) {
+    const double kept = 1 / (1 + std::exp(-double(forget[i])));
+    const double state = (work.past ? kept * double(past[i]) : 0) + (1 - kept) * double(x[i]);
+    require_near(double(found.floats[0][size(i)]), state, 1e-6, "recur");
+    require(found.floats[1][size(i)] == std::max(0.0F, found.floats[0][size(i)]), "recur: relu");
+  }
+  require(found.floats[0][size(width)] == 7.0F && found.floats[1][size(width)] == 7.0F, "recur: past the end");
+}
+
 /// The bf16 that is nearest, of two as near the even one, found by comparing distances.
 Bf16 nearest(float x) {
   std::uint32_t bits;
@@ -910,7 +935,7 @@ int main(int count, char** words) {
   const std::vector<void (*)(Random&)> checks{
       check_elementwise, [](Random& r) { check_product_floats(r, Numbers::fp32); },
       [](Random& r) { check_product_floats(r, Numbers::bf16); }, check_product_int8, check_product_int4, check_norm,
-      check_embed, [](Random& r) { check_self_attention(r, Numbers::fp32); },
+      check_embed, check_recur, [](Random& r) { check_self_attention(r, Numbers::fp32); },
       [](Random& r) { check_self_attention(r, Numbers::bf16); }, [](Random& r) { check_shared_attention(r, Numbers::fp32); },
       [](Random& r) { check_shared_attention(r, Numbers::bf16); }, check_rounding_to_bf16, check_output, check_mathematics};
   for (std::uint64_t i = seed; i < seed + cases; ++i) {

@@ -171,13 +171,15 @@ def step_cost(config: ModelConfig, weights: WeightsRead | ProgramRead, storage: 
     side, rows = config.decoder, point.batch * (point.beams if point.new_tokens > 1 else 1)
     inner, layers = side.heads * side.head_dim, side.layers
     past = point.new_tokens / 2 if point.new_tokens > 1 else 0.0
+    read = 0.0 if config.decoder_cell == "ssru" else past + 1  # by self-attention
+    states = layers * side.width * rows if config.decoder_cell == "ssru" else 0
     # Beams of a sentence share its cross keys and values.
-    cached = 2 * layers * inner * (rows * (past + 1) + point.batch * point.src_len)
+    cached = 2 * layers * inner * (rows * read + point.batch * point.src_len) + states
     return Cost(
         weights.bytes(storage, storage.group_size),
         round(storage.cache_bytes * cached),
         2 * rows * quick,
-        2 * rows * floats + round(4 * layers * inner * rows * (past + 1 + point.src_len)),
+        2 * rows * floats + round(4 * layers * inner * rows * (read + point.src_len)),
     )
 
 

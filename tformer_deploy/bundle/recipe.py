@@ -108,7 +108,7 @@ CELLS = {
     "onnx": ("attention", "ssru"),
     "ort-cpu": ("attention", "ssru"),
     "trt": ("attention",),
-    "native": ("attention",),
+    "native": ("attention", "ssru"),
 }
 """The `decoder_cell` of models that each target can run."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256)

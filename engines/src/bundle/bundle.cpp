@@ -54,9 +54,6 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
   if (model.value("decoder_layers", Json()) == 0 && model.value("module_parameters", Json()) > 0) {
     throw Error(Status::usage, directory.string() + " has an encoder and no decoder: use tformer encode");
   }
-  if (model.value("decoder_cell", Json()) == "ssru") {
-    throw Error(Status::usage, directory.string() + " has model.decoder_cell=ssru, which C++ cannot run: open it in Python");
-  }
   try {
     for (const auto& [name, variant] : manifest["variants"].items()) {
       bundle.recipes_[name] = recipe_of(variant["recipe"]);

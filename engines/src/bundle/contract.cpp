@@ -15,8 +15,8 @@ bool exists(const Json& each, const Model& model, const Recipe& recipe) {
                                                {"output_bias", model.output_bias},
                                                {"integer_step", recipe.integer_step()},
                                                {"float_step", !recipe.integer_step()},
-                                               {"keys_values", true},
-                                               {"states", false}};  // see `Bundle::open`
+                                               {"keys_values", !model.recurrent},
+                                               {"states", model.recurrent}};
   return !each.contains("only") || options.at(each["only"]);
 }
 
@@ -59,6 +59,10 @@ const Json& contract() {
 std::vector<std::string> cache_names(const std::string& kind, const Model& model) {
   std::vector<std::string> names;
   for (std::int64_t layer = 0; layer < model.decoder_layers; ++layer) {
+    if (model.recurrent && kind != "cross") {
+      names.push_back(kind + "_c_" + std::to_string(layer));
+      continue;
+    }
     for (const char* part : {"k", "v"}) names.push_back(kind + "_" + part + "_" + std::to_string(layer));
   }
   return names;

@@ -22,7 +22,8 @@ struct Signature {
   std::vector<TensorSpec> inputs, outputs;
 };
 
-/// `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on: keys and values of every decoder layer.
+/// `<kind>_k_0`, `<kind>_v_0`, `<kind>_k_1` and so on: keys and values of every decoder layer; `<kind>_c_0` and so on of
+/// recurrent cells, but not where kind is cross.
 std::vector<std::string> cache_names(const std::string& kind, const Model& model);
 
 /// What make spec wrote from tformer_deploy/bundle/contract.py, embedded.

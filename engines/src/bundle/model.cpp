@@ -98,6 +98,7 @@ Model model_of(const Json& values) {
   model.head_dim = within(all, "head_dim", 0);
   model.decoder_layers = within(all, "decoder_layers", 1);
   model.output_bias = all["output_bias"];
+  model.recurrent = all["decoder_cell"] == "ssru";
   if (!model.head_dim && model.d_model % model.heads == 0) model.head_dim = model.d_model / model.heads;
   if (!model.head_dim) {
     throw std::invalid_argument("model.heads=" + std::to_string(model.heads) + " does not divide model.d_model=" +

@@ -18,6 +18,7 @@ struct Model : ModelInfo {
   std::int64_t head_dim = 0;  ///< width of one
   std::int64_t decoder_layers = 0;
   bool output_bias = false;
+  bool recurrent = false;  ///< decoder layers have a recurrent cell instead of self-attention
 };
 
 /// The fields of a variant's recipe that a runtime needs.

@@ -166,6 +166,14 @@ struct Embedding {
   std::int64_t ld = 0;
 };
 
+/// One row of an SSRU cell: state = f * past + (1 - f) * x with f = sigmoid(forget), out = max(0, state).
+struct Recurrence {
+  const float *forget = nullptr, *x = nullptr;  ///< (width)
+  const float* past = nullptr;                  ///< (width); null: zeros
+  float *state = nullptr, *out = nullptr;       ///< (width)
+  std::int64_t width = 0;
+};
+
 // ---- attention
 
 /// bf16: fp32 rounded to its upper 16 bits, half to even. NaN stays NaN.
@@ -305,6 +313,7 @@ struct Kernels {
   void (*product)(const Product&, const Piece&);
   void (*norm)(const Normed&, std::int64_t row, std::int64_t rows);
   void (*embed)(const Embedding&, std::int64_t row, std::int64_t rows);
+  void (*recur)(const Recurrence&);
   /// scratch: attention_scratch(positions + 1) floats, aligned to 64 bytes.
   void (*attend_self)(const SelfAttention&, const Heads&, float* scratch);
   void (*pack_source)(const Source&, std::int64_t head, std::int64_t heads);

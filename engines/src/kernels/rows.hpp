@@ -213,5 +213,16 @@ void embed(const Embedding& work, std::int64_t row, std::int64_t rows) {
   }
 }
 
+template <class V>
+void recur(const Recurrence& work) {
+  over(work.width, [&](std::int64_t i, std::int64_t n) TFORMER_LAMBDA {
+    const typename V::F kept = sigmoid<V>(get<V>(work.forget + i, n));
+    typename V::F state = V::mul(V::sub(V::set(1.0F), kept), get<V>(work.x + i, n));
+    if (work.past) state = V::fma(kept, get<V>(work.past + i, n), state);
+    put<V>(work.state + i, state, n);
+    put<V>(work.out + i, V::max(V::set(0.0F), state), n);
+  });
+}
+
 }  // namespace
 }  // namespace tformer::kernels

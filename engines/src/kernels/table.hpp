@@ -17,7 +17,7 @@ void all(const float* x, float* y, std::int64_t count) {
 template <class V, void (*multiply)(const Product&, const Piece&) = product<V>>
 constexpr Kernels table_of(const char* name) {
   return {name,           elementwise<V>,  round_groups<V>, multiply,
-          norm<V>,        embed<V>,        attend_self<V>,  pack_source<V>,
+          norm<V>,        embed<V>,        recur<V>,        attend_self<V>,  pack_source<V>,
           attend_shared<V>, start_output<V>, output<V, multiply>, finish_output<V>,
           all<V, exp<V>>, all<V, log<V>>, all<V, erf<V>>};
 }

@@ -15,6 +15,7 @@ CacheSizes sizes_of(const Model& model, const Recipe& recipe) {
   sizes.heads = static_cast<std::size_t>(model.heads);
   sizes.size = static_cast<std::size_t>(model.head_dim);
   sizes.padded = static_cast<std::size_t>(kernels::padded(model.head_dim));
+  if (model.recurrent) sizes.cell = static_cast<std::size_t>(model.d_model);
   if (recipe.cache_precision == "bf16") sizes.numbers = kernels::Numbers::bf16;
   return sizes;
 }

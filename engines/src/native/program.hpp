@@ -13,7 +13,7 @@
 
 namespace tformer::native {
 
-enum class Op { embed, norm, round, matmul, activate, add, multiply, self, cross, keep, output, give };
+enum class Op { embed, norm, round, matmul, activate, add, multiply, self, recur, cross, keep, output, give };
 
 /// Columns of a value. A value of -1: none.
 struct View {

@@ -144,7 +144,7 @@ class Reader {
     made.op = one_of<Op>(from, "op",
                          {{"embed", Op::embed}, {"norm", Op::norm}, {"round", Op::round}, {"matmul", Op::matmul},
                           {"activate", Op::activate}, {"add", Op::add}, {"multiply", Op::multiply},
-                          {"self", Op::self}, {"cross", Op::cross}, {"keep", Op::keep}, {"output", Op::output},
+                          {"self", Op::self}, {"recur", Op::recur}, {"cross", Op::cross}, {"keep", Op::keep}, {"output", Op::output},
                           {"give", Op::give}});
     switch (made.op) {
       case Op::embed: embed(from, made); break;
@@ -153,6 +153,7 @@ class Reader {
       case Op::output: product(from, made); break;
       case Op::self:
       case Op::cross: attention(from, made); break;
+      case Op::recur: recur(from, made); break;
       case Op::keep: keep(from, made); break;
       case Op::give:
         made.x = view(from, "x");
@@ -236,6 +237,7 @@ class Reader {
     const std::int64_t width = made.heads * made.size;
     made.q = of_width(view(from, "q"), width, "q");
     if (made.op == Op::self) {
+      if (!encoder_ && model_.recurrent) throw std::invalid_argument("a step of cells has no self-attention");
       made.k = of_width(view(from, "k"), width, "k");
       made.v = of_width(view(from, "v"), width, "v");
     }
@@ -272,6 +274,17 @@ class Reader {
       throw std::invalid_argument("it has other heads than the model");
     }
     return whole(from, "layer", 0, model_.decoder_layers - 1);
+  }
+
+  /// A cell: x is its value, y its forget gate before the sigmoid.
+  void recur(const Json& from, Instruction& made) {
+    if (graph_ != Graph::step || !model_.recurrent) throw std::invalid_argument("only a step of such a model has cells");
+    made.layer = whole(from, "layer", 0, model_.decoder_layers - 1);
+    made.x = of_width(view(from, "x"), model_.d_model, "x");
+    made.y = of_width(view(from, "y"), model_.d_model, "y");
+    if (!self_.insert(made.layer).second) throw std::invalid_argument("its layer has come before");
+    write(from, made, model_.d_model);
+    if (made.out < 0 || made.rounded >= 0) throw std::invalid_argument("what a cell gives is not rounded");
   }
 
   void keep(const Json& from, Instruction& made) {

@@ -68,7 +68,7 @@ void Run::plan(std::int64_t rows, std::int64_t positions, Memory& memory) {
       const std::int64_t wanted = share(cost(it), panels * blocks);
       stage.columns = static_cast<std::uint32_t>(std::min(panels, (wanted + blocks - 1) / blocks));
       stage.pieces = stage.columns * static_cast<std::uint32_t>(blocks);
-    } else if (it.op == Op::self || it.op == Op::cross || it.op == Op::keep || it.op == Op::output) {
+    } else if (it.op == Op::self || it.op == Op::recur || it.op == Op::cross || it.op == Op::keep || it.op == Op::output) {
       stage.pieces = pieces_of(stage);
     } else {
       stage.pieces = share(cost(it), rows);
@@ -111,6 +111,7 @@ void Run::piece(std::size_t number, std::uint32_t piece, int worker) {
     case Op::norm: return normalise(it, row, rows);
     case Op::matmul: return product(stage, piece);
     case Op::self:
+    case Op::recur:
     case Op::cross:
     case Op::keep: return attend(stage, piece, worker);
     case Op::output: return output(stage, piece, worker);

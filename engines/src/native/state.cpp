@@ -14,7 +14,11 @@ void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const Cach
   for (std::size_t row = 0; row < rows; ++row) {
     std::fill_n(&written_by[row * capacity], capacity, static_cast<std::int32_t>(row));
   }
-  const std::size_t heads = 2 * sizes.layers * sizes.heads, filled = sizes.bytes(sizes.head(sentence.position));
+  Block states = sizes.cell ? memory.take(rows * sizes.states()) : Block();
+  if (sizes.cell && sentence.rows) {
+    std::memcpy(states.data(), sentence.states.data(), std::min(rows, sentence.rows) * sizes.states() * sizeof(float));
+  }
+  const std::size_t heads = sizes.cell ? 0 : 2 * sizes.layers * sizes.heads, filled = sizes.bytes(sizes.head(sentence.position));
   for (std::size_t row = 0; row < sentence.rows; ++row) {
     std::copy_n(&sentence.written_by[row * sentence.capacity], sentence.position, &written_by[row * capacity]);
     const std::size_t from = row * sizes.whole(sentence.capacity), to = row * sizes.whole(capacity);
@@ -24,6 +28,7 @@ void grow(Sentence& sentence, std::size_t rows, std::size_t capacity, const Cach
     }
   }
   sentence.own = std::move(own);
+  sentence.states = std::move(states);
   sentence.written_by = std::move(written_by);
   sentence.rows = rows;
   sentence.capacity = capacity;

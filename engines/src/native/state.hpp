@@ -17,10 +17,17 @@ struct CacheSizes {
   std::size_t layers = 0, heads = 0, size = 0;  // of a head
   std::size_t padded = 0;                       // numbers that a head's row takes, a multiple of 16
   kernels::Numbers numbers = kernels::Numbers::fp32;  // or bf16
+  std::size_t cell = 0;  // width of a recurrent cell's state; 0: layers have self-attention
 
   /// Of all positions of one head, and of keys and values of all layers and heads.
   std::size_t head(std::size_t positions) const { return positions * padded; }
-  std::size_t whole(std::size_t positions) const { return 2 * layers * heads * head(positions); }
+  std::size_t whole(std::size_t positions) const { return cell ? 0 : 2 * layers * heads * head(positions); }
+  /// Floats of a row's states: of each layer two, of which a step reads the one that the step before wrote.
+  std::size_t states() const { return 2 * layers * cell; }
+  /// Where a layer's state after so many steps begins.
+  std::size_t state(std::size_t row, std::size_t layer, std::size_t steps) const {
+    return row * states() + (2 * layer + steps % 2) * cell;
+  }
   /// Of one head's keys or values of a source.
   std::size_t source_head(std::size_t length) const {
     return static_cast<std::size_t>(
@@ -65,6 +72,7 @@ struct Sentence {
   std::size_t rows = 0, capacity = 0;  // that there is room for
   Block cross;                         // [layer][k, v][head], see `kernels::Source`
   Block own;                           // [row][layer][k, v][head][capacity][padded]
+  Block states;                        // [row][layer][after even, after odd steps][cell]
   std::vector<std::int32_t> written_by;  // (rows, capacity): the row that wrote each earlier position, once any moved
   bool moved = false;                    // whether a row has continued another
   std::vector<std::int32_t> listed;      // places in `NativeState::listed` of the tokens that it may use, in order

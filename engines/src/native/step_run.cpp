@@ -81,6 +81,7 @@ std::uint32_t StepRun::pieces_of(const Stage& stage) const {
     const std::int64_t most = state_->listed ? kernels::panels_of(matrix) : kernels::blocks_of(matrix);
     return share(weights * std::max(1.0, static_cast<double>(rows_) / rows_free) / bytes_read, most);
   }
+  if (it.op == Op::recur) return share(4 * static_cast<double>(rows_ * it.width) / floats_moved, rows_);
   const double read = static_cast<double>(it.op == Op::self ? positions_ : sources_);
   const auto width = static_cast<double>(it.heads * it.size);
   return share(2 * read * width / floats_moved, static_cast<std::int64_t>(state_->sentences.size()) * it.heads);
@@ -90,6 +91,10 @@ std::int64_t StepRun::scratch_floats(std::int64_t positions) const { return kern
 
 void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
   const Instruction& it = *stage.it;
+  if (it.op == Op::recur) {
+    const auto part = [&](std::uint32_t number) { return size(rows_ * number / stage.pieces); };
+    return recur(it, part(piece), part(piece + 1));
+  }
   const auto beams = static_cast<std::int64_t>(state_->beams), count = static_cast<std::int64_t>(state_->sentences.size());
   heads_of(stage, piece, count, [&](std::size_t number, std::int64_t head, std::int64_t heads) {
     const Sentence& sentence = state_->sentences[number];
@@ -142,6 +147,26 @@ void StepRun::attend(const Stage& stage, std::uint32_t piece, int worker) {
     attention.to = target(it, row);
     kernels_.attend_self(attention, part, scratch(worker));
   });
+}
+
+/// Rows [row, last). A row reads the state of the row that wrote its last position.
+void StepRun::recur(const Instruction& it, std::size_t row, std::size_t last) {
+  const std::size_t beams = state_->beams, layer = size(it.layer);
+  for (std::size_t r = row; r < last; ++r) {
+    const Sentence& sentence = state_->sentences[r / beams];
+    const std::size_t own = r % beams, position = sentence.position;
+    kernels::Recurrence cell;
+    cell.width = it.width;
+    cell.x = values_.floats(it.x, r);
+    cell.forget = values_.floats(it.y, r);
+    cell.out = values_.floats(it.out, r);
+    cell.state = sentence.states.data() + sizes_.state(own, layer, position + 1);
+    if (position) {
+      const std::size_t from = sentence.moved ? size(sentence.written_by[own * sentence.capacity + position - 1]) : own;
+      cell.past = sentence.states.data() + sizes_.state(from, layer, position);
+    }
+    kernels_.recur(cell);
+  }
 }
 
 void StepRun::output(const Stage& stage, std::uint32_t piece, int worker) {

@@ -37,6 +37,7 @@ class StepRun final : public Run {
 
   std::uint32_t pieces_of(const Stage& stage) const override;
   void attend(const Stage& stage, std::uint32_t piece, int worker) override;
+  void recur(const Instruction& it, std::size_t row, std::size_t last);
   void output(const Stage& stage, std::uint32_t piece, int worker) override;
   std::int64_t scratch_floats(std::int64_t positions) const override;
   void finish(std::int64_t row, std::int64_t last);

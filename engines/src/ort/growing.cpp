@@ -1,4 +1,5 @@
 // The engine of kind growing/1: each step returns caches that are one position longer.
+#include <algorithm>
 #include <numeric>
 
 #include "errors.hpp"
@@ -10,7 +11,7 @@ namespace {
 
 struct GrowingState : State {
   std::vector<std::int32_t> src_lengths;  // (B)
-  std::vector<Ort::Value> cross, past;    // 2L of (B, H, S, D) and of (rows of the step before, H, T, D)
+  std::vector<Ort::Value> cross, past;    // 2L of (B, H, S, D); 2L of (rows of the step before, H, T, D) or L of (rows, d)
   std::vector<std::int32_t> parents;      // (B, K)
   std::vector<std::int32_t> position = {0};
   std::int64_t src_len = 0;
@@ -42,8 +43,11 @@ class GrowingEngine : public Engine {
     state->src_len = static_cast<std::int64_t>(src_ids.size()) / batch;
     state->parents = counted(src_lengths.size());
     const Model& model = graphs_->model();
-    const std::vector<std::int64_t> empty = {batch, model.heads, 0, model.head_dim};
-    for (std::size_t i = 0; i < past_.size(); ++i) state->past.push_back(tensor(empty));
+    const std::vector<std::int64_t> empty = {batch, model.heads, 0, model.head_dim}, states = {batch, model.d_model};
+    for (std::size_t i = 0; i < past_.size(); ++i) {
+      state->past.push_back(tensor(model.recurrent ? states : empty));
+      if (model.recurrent) std::fill_n(state->past[i].GetTensorMutableData<float>(), batch * model.d_model, 0.0F);
+    }
     return state;
   }
 

@@ -25,7 +25,11 @@ InPlaceState::InPlaceState(const Model& of, std::shared_ptr<BufferPool> memory, 
 void InPlaceState::make_buffers() {
   const std::int64_t rows = batch * beams;
   past.clear();
-  for (std::int64_t i = 0; i < 2 * model_.decoder_layers; ++i) {
+  for (std::int64_t i = 0; model_.recurrent && i < model_.decoder_layers; ++i) {
+    past.emplace_back(std::vector<std::int64_t>{rows, model_.d_model}, pool_);
+    std::fill_n(past.back().data(), size(rows * model_.d_model), 0.0F);
+  }
+  for (std::int64_t i = 0; !model_.recurrent && i < 2 * model_.decoder_layers; ++i) {
     past.emplace_back(std::vector<std::int64_t>{rows, model_.heads, capacity, model_.head_dim}, pool_);
   }
   slots.resize(size(batch));
@@ -121,6 +125,14 @@ void InPlaceState::copy_caches(const Old& old, const std::vector<std::int32_t>& 
     if (!to.beams) {
       std::copy_n(&old.written_by[same * old.capacity + first], filled, &written_by[row * room]);
     }
+    if (model_.recurrent) {  // by the beam that wrote its last position; before the first all are zeros
+      const std::size_t state = size(model_.d_model);
+      const std::size_t last = !to.beams ? same : sentence + (filled ? size(to.histories[row * filled + filled - 1]) : 0);
+      for (std::size_t i = 0; i < past.size(); ++i) {
+        std::copy_n(old.past[i].data() + last * state, state, past[i].data() + row * state);
+      }
+      continue;
+    }
     for (std::size_t i = 0; i < old.past.size(); ++i) {
       for (std::size_t head = 0; head < heads; ++head) {
         float* place = past[i].data() + (row * heads + head) * room * width;
@@ -183,6 +195,10 @@ void InPlaceState::admit(const std::vector<std::int32_t>& lengths, const std::ve
 void InPlaceState::fill(std::size_t slot, const std::vector<Ort::Value>& own, std::size_t entry) {
   const std::size_t rows = size(beams), heads = size(model_.heads), width = size(model_.head_dim), room = size(capacity);
   for (Buffer& buffer : past) {  // masked, but read: another sentence may have left NaN there
+    if (model_.recurrent) {
+      std::fill_n(buffer.data() + slot * rows * size(model_.d_model), rows * size(model_.d_model), 0.0F);
+      continue;
+    }
     for (std::size_t block = slot * rows * heads; block < (slot + 1) * rows * heads; ++block) {
       std::fill_n(buffer.data() + block * room * width, size(position[0]) * width, 0.0F);
     }

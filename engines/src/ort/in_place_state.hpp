@@ -39,7 +39,7 @@ struct InPlaceState : State {
   std::int64_t longest = 0;               // position of the longest target
   std::vector<std::int32_t> src_lengths;  // (B)
   std::vector<Ort::Value> cross;
-  std::vector<Buffer> past;               // 2L of (B*K, H, M, D)
+  std::vector<Buffer> past;               // 2L of (B*K, H, M, D); of recurrent cells L of (B*K, d)
   std::vector<std::int32_t> slots;        // slots of the next step's sentences in the buffers
   std::vector<std::int32_t> tokens;       // (B, K)
   std::vector<std::int32_t> written_by;   // (B, K, M): the beam that wrote each position of a beam's target

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .instructions import Instruction, Program, View
 
-VIEWED = ("self", "cross")
+VIEWED = ("self", "cross", "recur")
 """Instructions that read some columns of a value as well as all, and for which layers stay merged. No norm: what it
 writes would be narrower than the rest, and a step's attention reads q, k and v from values of one width."""
 MOVED = ("keep", "norm")
@@ -101,7 +101,7 @@ def _fuse_rounding(program: Program) -> None:
     for each in [each for each in program.code if each.op == "round"]:
         view = each.reads["x"]
         made = _writer(program, view.value)
-        if made.rounded is not None or view.width != program.widths[view.value] or made.op == "embed":
+        if made.rounded is not None or view.width != program.widths[view.value] or made.op in ("embed", "recur"):
             continue
         alone = _readers(program, view.value) == [each]
         if not alone and made.op != "norm":

@@ -18,7 +18,7 @@ from ..fuse_norm import ANNOTATED
 from ..rewriting import ORIGIN, Linear, constant_of, linears, made_by, origin_of
 from .bias import bias_by_distance
 from .instructions import Constant, Instruction, Matrix, Program, Rounding, View
-from .values import Activated, Heads, Positions, Rounded, Rows
+from .values import Activated, Forgotten, Heads, Kept, Positions, Replaced, Rounded, Rows, layer_of_state
 
 SIGMOID_GELU = 1.702
 NORMS = {"LayerNormalization": "layer", "RMSNormalization": "rms", ANNOTATED: "annotated"}
@@ -167,12 +167,21 @@ class Lowering:
 
     # Sums, products and activations.
 
-    def _add(self, node: ir.Node) -> View:
+    def _add(self, node: ir.Node) -> Any:
         first, second = (self.known.get(value) for value in node.inputs)  # type: ignore[arg-type]
         for rows, positions in ((first, second), (second, first)):
             if isinstance(rows, Rows) and isinstance(positions, Positions):
                 return self._embed(rows, positions)
+            if isinstance(rows, Kept) and isinstance(positions, Forgotten) and positions.x:
+                return Replaced(rows.gate, positions.x, rows.layer) if rows.gate == positions.gate else None
         return self._pair("add", node)
+
+    def _sub(self, node: ir.Node) -> Forgotten:
+        """What a cell's gate, a sigmoid, leaves."""
+        known = self.known.get(node.inputs[1])  # type: ignore[arg-type]
+        if self.scalar(node.inputs[0]) != 1 or not isinstance(known, Activated) or known.slope != 1:
+            raise self.unknown(node)
+        return Forgotten(known.view)
 
     def _pair(self, op: str, node: ir.Node) -> View:
         x, y = (self.view(value, node) for value in node.inputs)
@@ -184,6 +193,11 @@ class Lowering:
         first, second = node.inputs
         for one, other in ((first, second), (second, first)):
             known, number = self.known.get(one), self.scalar(other)  # type: ignore[arg-type]
+            layer = layer_of_state(other)
+            if isinstance(known, Activated) and known.slope == 1 and layer is not None:
+                return Kept(known.view, layer)
+            if isinstance(known, Forgotten) and known.x is None:
+                return replace(known, x=self.view(other, node))
             if isinstance(known, Rows) and number is not None and known.scales is None:
                 return replace(known, factor=known.factor * number)
             scales = self.known.get(other)  # type: ignore[arg-type]
@@ -206,6 +220,9 @@ class Lowering:
         return self.emit("activate", x.width, {"x": x}, how={"activation": kind})
 
     def _relu(self, node: ir.Node) -> View:
+        known = self.known.get(node.inputs[0])  # type: ignore[arg-type]
+        if isinstance(known, Replaced):
+            return self.emit("recur", known.x.width, {"x": known.x, "y": known.gate}, how={"layer": known.layer})
         return self._activate(self.view(node.inputs[0], node), "relu")
 
     def _gelu(self, node: ir.Node) -> View:

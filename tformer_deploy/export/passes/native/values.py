@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
+from ..rewriting import made_by
 from .instructions import Constant, View
 
 
@@ -54,3 +56,36 @@ class Activated:
 
     view: View
     slope: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a cell's gate keeps of the state before; `gate` is before its sigmoid."""
+
+    gate: View
+    layer: int
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """One minus a cell's gate, and once known the value that it is multiplied with."""
+
+    gate: View
+    x: View | None = None
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The new state of a layer's cell."""
+
+    gate: View
+    x: View
+    layer: int
+
+
+def layer_of_state(value: ir.Value | None) -> int | None:
+    """The layer whose state a value is, of the rows that each row continues."""
+    gathered = made_by(value, "Gather")
+    past = gathered.inputs[0] if gathered is not None else None
+    name = str(past.name) if past is not None and past.is_graph_input() else ""
+    return int(name.removeprefix("past_c_")) if name.startswith("past_c_") else None
