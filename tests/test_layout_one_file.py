@@ -20,7 +20,7 @@ from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.export.layouts.layout import Source
 from tformer_deploy.export.layouts.one_file import BAKED, DESCRIPTION, FILE, make_graph, refuse, write
 from tformer_deploy.export.layouts.one_file.feeding import feed_of, feed_sources
-from tformer_deploy.export.layouts.written import open_layout_source, write_layout
+from tformer_deploy.export.layouts.written import open_layout_source, outputs_of, write_layout
 from tformer_deploy.importers.base import ImportOptions
 from tformer_deploy.importers.run import import_checkpoint
 from tformer_deploy.model.network import Transformer
@@ -146,6 +146,11 @@ def test_imported_families(name: str, tmp_path: Path) -> None:
     text.write_text("\n".join(LINES[:200]) + "\n", encoding="utf-8")
     report = write_layout(tmp_path / "run", tmp_path / "out", "one-file", text)
     assert [proof.equal + proof.ties for proof in report.proofs] == [200, 200] and not report.left_out
+    source = open_layout_source(tmp_path / "run")
+    lines = [source.tokenizers.source_ids(line) for line in LINES[:40]]
+    with EagerEngine(source.checkpoint.load_model()) as engine:
+        found = {tuple(each.ids) for each in outputs_of(engine, lines, DecodeOptions(max_tokens=24))}
+    assert len(found) > 20, "nearly all sources have the same output, so that equal outputs show little"
 
 
 MODULE = """

@@ -378,6 +378,16 @@ def test_a_folder_is_exported_once_and_a_damaged_cache_again(
         made.append(summarize(TEXTS))
     assert capsys.readouterr().err.count("was exported to") == 1
     assert made[0] == made[1] == made[2]
+    # Where nothing that exports can be imported, what has been exported is opened.
+    code = f"""
+import sys, json
+sys.modules.update(dict.fromkeys(("torch", "onnx", "onnxscript", "safetensors", "transformers")))
+from tformer_deploy import pipeline
+with pipeline("summarization", model={str(folder)!r}, compare=False) as summarize:
+    print(json.dumps(summarize({TEXTS})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and json.loads(done.stdout) == made[0], done.stderr
 
 
 @pytest.mark.long
