@@ -130,7 +130,7 @@ def test_ids_that_the_tokenizer_lacks_have_no_text(bpe: Tokenizers) -> None:
 
 
 def test_unknown_kind_names_the_valid_ones() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'words'.*bpe, words"):
+    with pytest.raises(ConfigError, match=r"did you mean 'words'.*bpe, unigram, words"):
         train_tokenizers("word", ENGLISH, GERMAN, 50, (None, None))
 
 

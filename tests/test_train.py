@@ -230,7 +230,7 @@ def test_a_validation_is_stopped_between_its_batches_and_made_again(
     """The resumed run is stopped in the same validation once more."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = {"updates": 50, "valid_every": valid_every, "average": 2, "bleu_sentences": 8}
-    monkeypatch.setattr("tformer_deploy.train.loop.PORTION", 2)
+    monkeypatch.setattr("tformer_deploy.train.translating.PORTION", 2)
     figures = start(whole, data, **settings).run()
     trainer, translated = start(broken, data, **settings), list[int]()
     translate = Translator.translate

@@ -74,7 +74,7 @@ class Interrupted(TformerError):
 
 EXTRAS = {
     "report": ("jinja2", "markupsafe", "matplotlib"),
-    "train": ("torch", "safetensors", "sacrebleu", "num2words", "matplotlib"),
+    "train": ("torch", "safetensors", "sacrebleu", "sacremoses", "num2words", "matplotlib"),
     "export": ("torch", "safetensors", "onnx", "onnxscript", "yaml"),
     "cpu": ("onnxruntime",),
     "serve": ("starlette", "uvicorn", "httptools", "uvloop", "prometheus_client"),

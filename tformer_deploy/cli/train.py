@@ -33,9 +33,15 @@ def train(
     multi30k: Annotated[str, typer.Option(help="Folder with the raw files of the Multi30K data set.")] = "",
     pair: Annotated[str, typer.Option(help="Languages for --multi30k and --tokenizer words.")] = "en-de",
     task: Annotated[str, typer.Option(help="Train on generated data: copy or numbers.")] = "",
+    prepare: Annotated[
+        str, typer.Option(help="moses: train on lower-cased, Moses-tokenised text of --pair's languages.")
+    ] = "",
     preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "tiny",
     tokenizer: Annotated[
-        str, typer.Option(help="bpe (joint SentencePiece model) or words (spaCy's rules). Default: bpe; copy: words.")
+        str,
+        typer.Option(
+            help="bpe or unigram (joint SentencePiece model), or words (spaCy's rules). Default: bpe; copy: words."
+        ),
     ] = "",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
     batch_tokens: Annotated[
@@ -60,7 +66,7 @@ def train(
     from ..train.data import DataConfig
     from ..train.runs import RunSettings, only_process, resume_run, start_run
 
-    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task)
+    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task, prepare)
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
     model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
     if resume:

@@ -40,8 +40,11 @@ MOST_OF_TRAINING = {
     **dict.fromkeys(("updates", "warmup", "cooldown", "valid_every", "average", "patience", "bleu_sentences"), 10**9),
     "batch_tokens": 1 << 24,
     "accumulate": 1 << 20,
+    "keep_beams": 64,
     "max_tokens": MOST_OF_MODEL["max_positions"],
 }
+MOST_SAMPLED = 512
+"""sentencepiece draws from at most so many best ways to split a line."""
 
 NormPosition = Literal["pre", "post"]
 NormKind = Literal["standard", "annotated", "rms"]
@@ -52,6 +55,7 @@ Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 Sides = Literal["both", "encoder", "decoder"]
 Precision = Literal["fp32", "bf16"]
+Keep = Literal["average", "last", "ema", "loss", "bleu"]
 
 
 @dataclass(frozen=True)
@@ -290,6 +294,21 @@ class TrainConfig:
     """Last updates, in which the learning rate falls linearly to zero as well."""
     label_smoothing: float = 0.1
     """Share of the target probability that is spread over the vocabulary (Szegedy et al. 2016)."""
+    label_smoothing_end: float = -1.0
+    """Label smoothing of the last update, to which it goes linearly; -1: it stays the same."""
+    dropout_start: float = 1.0
+    """Factor of all dropout probabilities in the first update, from which it goes linearly to `dropout_end`."""
+    dropout_end: float = 1.0
+    """Factor of all dropout probabilities in the last update."""
+    rdrop: float = 0.0
+    """Weight of R-Drop (Liang et al. 2021): two passes with other dropout must agree; 0: one pass. Try 1 to 5."""
+    src_sampling: float = 0.0
+    """Source lines get other pieces in each epoch; 0: always the best ones. With `bpe`, the probability of leaving out
+    a merge (Provilkov et al. 2020), such as 0.1; with `unigram`, the exponent of the probabilities (Kudo 2018)."""
+    tgt_sampling: float = 0.0
+    """The same for target lines."""
+    sampling_nbest: int = -1
+    """With `unigram`, pieces are drawn from so many best ways to split a line; -1: from all ways."""
     clip_norm: float = 1.0
     """Largest gradient norm; 0 switches clipping off."""
     precision: Precision = "fp32"
@@ -298,6 +317,13 @@ class TrainConfig:
     """Updates between two validations. Each validation saves."""
     average: int = 10
     """Saved steps whose mean becomes the final weights."""
+    ema: float = 0.0
+    """Decay of a mean of the weights of all updates, such as 0.999; 0: no such mean is made."""
+    keep: Keep = "average"
+    """Final weights: the mean of the last saved steps, the last step, or the mean by `ema`. `loss` and `bleu`: of
+    these the one with the best loss or BLEU on the whole validation text (chrF where BLEU is not known)."""
+    keep_beams: int = 1
+    """Beams of the translations that the last validation makes, and that `keep = "bleu"` compares; 1: greedy."""
     patience: int = 0
     """Validations without a better loss after which training stops; 0: never."""
     bleu_sentences: int = 500
@@ -309,7 +335,8 @@ class TrainConfig:
         check_types(self)
         for name in ("updates", "batch_tokens", "accumulate", "warmup", "valid_every", "average", "max_tokens"):
             at_least(self, name, 1)
-        for name in ("cooldown", "clip_norm", "patience", "bleu_sentences"):
+        at_least(self, "keep_beams", 1)
+        for name in ("cooldown", "clip_norm", "patience", "bleu_sentences", "rdrop"):
             at_least(self, name, 0)
         for name, most in MOST_OF_TRAINING.items():
             at_most(self, name, most)
@@ -317,8 +344,18 @@ class TrainConfig:
             raise ConfigError(f"train.seed={self.seed}: must be at least 0 and less than 2^63")
         if self.lr <= 0:
             raise ConfigError(f"train.lr={self.lr}: must be above 0")
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"train.label_smoothing={self.label_smoothing}: must be at least 0 and less than 1")
+        for name in ("label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"train.{name}={getattr(self, name)}: must be at least 0 and less than 1")
+        if self.label_smoothing_end != -1 and not 0 <= self.label_smoothing_end < 1:
+            raise ConfigError(f"train.label_smoothing_end={self.label_smoothing_end}: must be -1, or from 0 to below 1")
+        for name in ("dropout_start", "dropout_end", "src_sampling", "tgt_sampling"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"train.{name}={getattr(self, name)}: must be from 0 to 1")
+        if self.sampling_nbest != -1 and not 2 <= self.sampling_nbest <= MOST_SAMPLED:
+            raise ConfigError(f"train.sampling_nbest={self.sampling_nbest}: must be -1, or from 2 to {MOST_SAMPLED}")
+        if self.keep == "ema" and not self.ema:
+            raise ConfigError("train.keep=ema needs such a mean: set train.ema=0.999 as well")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -270,7 +270,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.dropout = config, config.dropout
         source, d, pad = (
             config.encoder.width,
             config.decoder.width,
@@ -325,7 +325,7 @@ class Transformer(nn.Module):
         if self.config.scale_embeddings:
             x = x * math.sqrt(x.shape[-1])
         x = x if positions is None else x + positions
-        return F.dropout(norm(x), self.config.dropout, self.training)
+        return F.dropout(norm(x), self.dropout, self.training)
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives every layer's output."""

@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 from ..base.errors import ConfigError, DataError, missing_extra, unknown
 from ..base.lines import read_lines
-from ..bundle.text import Tokenizers
+from ..bundle.text import SentencePiece, Tokenizers
 from ..translate.batches import Ids, pad
+
+MOST_SAMPLING_SEED = 2**32 - 1
+"""sentencepiece takes seeds below this."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,17 @@ class DataConfig:
     """Source and target language of Multi30K and of the word-level tokenizer."""
     task: str = ""
     """`copy` or `numbers`."""
+    prepare: str = ""
+    """`moses`: lower-cased, Moses-tokenised text, by `moses.Moses`; empty: the text as it is."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which sides get other pieces in each epoch, see `TrainConfig`; 0: never."""
+
+    src: float = 0.0
+    tgt: float = 0.0
+    nbest: int = -1
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,23 @@ def read_parallel(src: Path, tgt: Path) -> Parallel:
 
 
 def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
-    """Training and validation text."""
+    """Training and validation text, prepared."""
+    if config.prepare not in ("", "moses"):
+        raise unknown("--prepare", config.prepare, ("moses",))
+    train, valid = _read_data(config)
+    if not config.prepare:
+        return train, valid
+    from .moses import Moses
+
+    src, tgt = map(Moses, split_pair(config.pair))
+    prepared = [
+        Parallel([src.prepared(line) for line in part.src], [tgt.prepared(line) for line in part.tgt])
+        for part in (train, valid)
+    ]
+    return prepared[0], prepared[1]
+
+
+def _read_data(config: DataConfig) -> tuple[Parallel, Parallel]:
     given = [name for name in ("src", "multi30k", "task") if getattr(config, name)]
     if len(given) != 1:
         raise ConfigError("name the training data by one of --src and --tgt, --multi30k, --task")
@@ -145,6 +175,7 @@ class EncodedPairs:
 
     def __init__(self, text: Parallel, tokenizers: Tokenizers, max_tokens: int) -> None:
         self.text, self.src, self.tgt, self.left_out = Parallel([], []), [], [], 0
+        self._tokenizers, self._max_tokens = tokenizers, max_tokens
         for source, target in zip(text.src, text.tgt, strict=True):
             s, t = tokenizers.source_ids(source), tokenizers.target_ids(target)
             if max(len(s), len(t)) > max_tokens:
@@ -158,8 +189,31 @@ class EncodedPairs:
             raise DataError(
                 f"every pair is longer than {max_tokens} tokens: raise train.max_tokens and model.max_positions"
             )
+        self._best = self.src, self.tgt
+        self._measure()
+
+    def _measure(self) -> None:
         self._src_sizes = np.array([len(ids) for ids in self.src])
         self._tgt_sizes = np.array([len(ids) for ids in self.tgt])
+
+    def draw(self, sampling: Sampling, seed: int, epoch: int) -> None:
+        """Give the lines the pieces of an epoch; a line that gets too many keeps its best ones."""
+        if not sampling.src and not sampling.tgt:
+            return
+        sides = self._tokenizers.source, self._tokenizers.target
+        ends = self._tokenizers.around, ((), (self._tokenizers.target.specials.eos,))
+        lines, alphas, found = (self.text.src, self.text.tgt), (sampling.src, sampling.tgt), [*self._best]
+        for side, alpha in enumerate(alphas):
+            if alpha:
+                tokenizer, (before, after) = sides[side], ends[side]
+                assert isinstance(tokenizer, SentencePiece)
+                own = np.random.SeedSequence([seed, epoch, side]).generate_state(1)[0] % MOST_SAMPLING_SEED
+                drawn = tokenizer.sampled(lines[side], int(own), alpha, sampling.nbest)
+                made = [np.array([*before, *ids, *after], np.int32) for ids in drawn]
+                pairs = zip(made, self._best[side], strict=True)
+                found[side] = [ids if len(ids) <= self._max_tokens else best for ids, best in pairs]
+        self.src, self.tgt = found
+        self._measure()
 
     def plan(self, batch_tokens: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
         """Indices of each batch: pairs of similar length together, batches in random order."""
@@ -198,9 +252,11 @@ class BatchStream:
     seed: int
     epoch: int = 0
     index: int = 0
+    sampling: Sampling = Sampling()
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         while True:
+            self.corpus.draw(self.sampling, self.seed, self.epoch)
             plan = self.corpus.plan(self.batch_tokens, self.seed, self.epoch)
             while self.index < len(plan):
                 self.index += 1

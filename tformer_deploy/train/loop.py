@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ..base.errors import ArtifactError, Interrupted, TrainingError
@@ -28,33 +26,20 @@ from ..base.machine import keep_freed_memory
 from ..base.notes import note
 from ..base.stopping import StopFlag, stop_signals
 from ..bundle.text import Tokenizers
-from ..engines.eager import EagerEngine
-from ..model.checkpoint import model_tensors, save_checkpoint, save_tensors
+from ..model.checkpoint import load_weights, model_tensors, save_checkpoint, save_tensors
 from ..model.config import ModelConfig, TrainConfig
 from ..model.network import Transformer
-from ..translate.translator import Translator
-from .data import BatchStream, DataConfig, EncodedPairs, Parallel, TrainingBatch, fingerprint
+from .data import BatchStream, DataConfig, EncodedPairs, Parallel, Sampling, TrainingBatch, fingerprint
+from .keeping import best_of, candidates
+from .losses import dropouts, set_dropout, summed_loss, twice
 from .metrics import Metrics, text_figures
-from .run_files import AVERAGE, METRICS, STATE, STATE_VERSION, read_state, remove_superseded
-from .schedule import learning_rate, never_at_full_rate
-from .tensors import load_mean, load_training, training_tensors
+from .run_files import AVERAGE, EMA, METRICS, STATE, STATE_VERSION, Progress, read_state, remove_superseded
+from .schedule import dropout_factor, label_smoothing, learning_rate, never_at_full_rate
+from .tensors import MovingMean, load_mean, load_training, training_tensors
+from .translating import translated
 
 LOG_EVERY = 50
 """Updates that a row of metrics.jsonl is the mean of: single updates are too noisy to plot."""
-PORTION = 100
-"""Lines that a validation translates between two looks at Ctrl-C: a few batches."""
-
-
-@dataclass
-class Progress:
-    """Where a run stands; stored with the optimizer."""
-
-    update: int = 0
-    epoch: int = 0
-    index: int = 0
-    best_loss: float = float("inf")
-    worse: int = 0
-    """Validations since the best one."""
 
 
 class Trainer:
@@ -81,6 +66,8 @@ class Trainer:
         self.model = Transformer(config).init_weights(settings.seed).to(self.device)
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+        self.ema = MovingMean(self.model, settings.ema)
+        self.dropouts = dropouts(self.model)
         self.progress = Progress()
         self.stop = StopFlag()
         self.data_sha256 = fingerprint(text)
@@ -94,9 +81,9 @@ class Trainer:
         keep_freed_memory()
         if self.progress.update < self.settings.updates:
             self.announce()
-        stream = BatchStream(
-            self.train_set, self.settings.batch_tokens, self.settings.seed, self.progress.epoch, self.progress.index
-        )
+        settings, at = self.settings, self.progress
+        sampling = Sampling(settings.src_sampling, settings.tgt_sampling, settings.sampling_nbest)
+        stream = BatchStream(self.train_set, settings.batch_tokens, settings.seed, at.epoch, at.index, sampling)
         batches = iter(stream)
         with stop_signals() as self.stop:
             # An interrupt may have saved an update that was due for validation before it could be validated.
@@ -128,8 +115,9 @@ class Trainer:
         """Work of the remaining validations: pairs to compute the loss of, and lines to translate."""
         every, updates, lines = self.settings.valid_every, self.settings.updates, len(self.valid_text.src)
         left = updates // every - (self.progress.update - 1) // every + (updates % every != 0)
-        translated = left * min(lines, self.settings.bleu_sentences) + lines  # all of them after the last update
-        return {"pairs": (left + 1) * len(self.valid_set.src), "lines": translated}
+        last = len(candidates(self.settings))  # after the last update, with all lines
+        made = left * min(lines, self.settings.bleu_sentences) + last * lines
+        return {"pairs": (left + last) * len(self.valid_set.src), "lines": made}
 
     def save_if_stopped(self) -> None:
         """After a signal save, and raise Interrupted, unless only the average is left to make."""
@@ -185,12 +173,14 @@ class Trainer:
         rate = learning_rate(update, settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        set_dropout(self.dropouts, dropout_factor(update, settings))
+        smoothing = label_smoothing(update, settings)
         self.parallel.train()
         total = torch.zeros((), device=self.device)
         for number, chosen in enumerate(mine, 1):
             accumulating = self.world > 1 and number < len(mine)
             with self.parallel.no_sync() if accumulating else nullcontext():  # type: ignore[operator]
-                loss = self.loss(self.batch(self.train_set, chosen), settings.label_smoothing) / tokens
+                loss = self.loss(self.batch(self.train_set, chosen), smoothing, settings.rdrop) / tokens
                 (loss * self.world).backward()  # type: ignore[no-untyped-call]  # DDP averages over processes
             total += loss.detach()
         if self.world > 1:
@@ -202,6 +192,7 @@ class Trainer:
             raise TrainingError(f"the gradient is {norm.item()} at update {update}: lower train.lr, then start again")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.ema.add(update)
         return {
             "update": update,
             "epoch": self.progress.epoch,
@@ -217,28 +208,23 @@ class Trainer:
         config = self.model.config
         return corpus.batch(indices, config.pad_id, config.start_id)
 
-    def loss(self, batch: TrainingBatch, label_smoothing: float) -> Tensor:
-        """Cross-entropy summed over the target tokens of a batch."""
+    def loss(self, batch: TrainingBatch, label_smoothing: float, rdrop: float = 0.0) -> Tensor:
+        """Cross-entropy summed over the target tokens of a batch; with `rdrop`, see `summed_loss`."""
+        batch = twice(batch) if rdrop else batch
         src_ids, lengths, tgt_in, tgt_out = (
             torch.from_numpy(array).to(self.device)
             for array in (batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out)
         )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
             logits = self.parallel(src_ids, lengths, tgt_in)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            tgt_out.flatten().long(),
-            ignore_index=self.model.config.pad_id,
-            label_smoothing=label_smoothing,
-            reduction="sum",
-        )
+        return summed_loss(logits.float(), tgt_out, self.model.config.pad_id, label_smoothing, rdrop)
 
     def validate_and_save(self) -> None:
         """Validate this update and save its weights; a signal meanwhile cancels both."""
         if self.agree(bool(self.validate(self.settings.bleu_sentences))):
             self.save()
 
-    def validate(self, sentences: int, **notes: int) -> dict[str, Any]:
+    def validate(self, sentences: int, beams: int = 1, **notes: Any) -> dict[str, Any]:
         """Loss per token (without smoothing), and BLEU, chrF and exact matches of decoded text.
 
         Runs in process 0 only. Returns {} in the others, and if a signal arrives.
@@ -270,28 +256,28 @@ class Trainer:
         figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
         if sentences:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
-            made = self.translated(src)
+            made = self.translated(src, beams)
             if len(made) < len(src):
                 return {}
-            figures |= text_figures(made, tgt)
+            figures |= text_figures(made, tgt, tokenized=bool(self.data.prepare))
         self.metrics.valid(figures)
         better = loss < self.progress.best_loss
         self.progress.best_loss = min(loss, self.progress.best_loss)
         self.progress.worse = 0 if better else self.progress.worse + 1
         return figures
 
-    def translated(self, lines: list[str]) -> list[str]:
+    def translated(self, lines: list[str], beams: int) -> list[str]:
         """Translations of lines; only the first ones if a signal arrives."""
-        made: list[str] = []
         start = time.perf_counter()
-        with Translator(EagerEngine(self.model), self.tokenizers) as translator:
-            for first in range(0, len(lines), PORTION):
-                if self.stop.is_set:
-                    return made
-                made += [result.text for result in translator.translate(lines[first : first + PORTION])]
-                self.metrics.tell(f"update {self.progress.update}  {len(made):,} of {len(lines):,} lines translated")
-        self.metrics.took("lines", len(lines), time.perf_counter() - start)
-        return made
+
+        def go_on(made: int) -> bool:
+            self.metrics.tell(f"update {self.progress.update}  {made:,} of {len(lines):,} lines translated")
+            return not self.stop.is_set
+
+        found = translated(self.model, self.tokenizers, lines, beams, go_on)
+        if len(found) == len(lines):
+            self.metrics.took("lines", len(lines), time.perf_counter() - start)
+        return found
 
     def save(self) -> None:
         """Save this step's weights for averaging, make them the checkpoint's, and save the state to resume from."""
@@ -319,7 +305,7 @@ class Trainer:
     def save_state(self) -> None:
         """Save what a resumed run needs: a file of tensors, then the header that makes it valid."""
         state = f"train/state-{self.progress.update:07d}.safetensors"
-        save_tensors(self.folder / state, training_tensors(self.model, self.optimizer))
+        save_tensors(self.folder / state, training_tensors(self.model, self.optimizer, self.ema.tensors))
         header = {
             "format": "tformer-training",
             "version": STATE_VERSION,
@@ -345,7 +331,7 @@ class Trainer:
         if self.rank == 0 and before != self.world:  # an update has `accumulate` batches of each process
             note(f"processes: {before} so far, now {self.world}: an update has {self.world}/{before} of the sentences")
         verify(self.folder, header["files"], "run")
-        load_training(self.model, self.optimizer, self.folder / header["state"])
+        load_training(self.model, self.optimizer, self.ema.tensors, self.folder / header["state"])
         self.progress = Progress(**header["progress"])
         self.hashes = {name: sha for name, sha in header["files"].items() if name != header["state"]}
         self.metrics.cut(self.progress.update)
@@ -356,13 +342,8 @@ class Trainer:
             remove_superseded(self.folder)
 
     def finish(self) -> dict[str, Any]:
-        """Average the last saved steps, make the result the checkpoint's weights, and validate it.
-
-        Raises Interrupted if a signal stops this validation.
-        """
-        if not self.rank:
-            self.average()
-        figures = self.validate(len(self.valid_text.src), averaged=len(self.hashes))
+        """Make the kept weights the checkpoint's; returns their validation. Raises Interrupted if a signal stops it."""
+        figures = {} if self.rank else self.keep()
         if self.agree(not self.rank and not figures):
             raise Interrupted(
                 f"{self.folder} is trained, its weights are saved: only its last validation was stopped; "
@@ -370,17 +351,39 @@ class Trainer:
             )
         return figures
 
-    def average(self) -> None:
-        """Make the mean of the last saved steps the checkpoint's weights."""
+    def keep(self) -> dict[str, Any]:
+        """Validate each candidate as the checkpoint's weights, and keep the best. Returns {} if a signal arrives."""
+        found = {}
+        for name in candidates(self.settings):
+            self.put(name)
+            notes = {"averaged": len(self.hashes)} if name == "average" else {"weights": name}
+            found[name] = self.validate(len(self.valid_text.src), self.settings.keep_beams, **notes)
+            if not found[name]:
+                return {}
+        if len(found) == 1:
+            return found[name]
+        best, line, record = best_of(found, self.settings.keep)
+        self.put(best, record)
+        self.metrics.say(line)
+        return {**found[best], "kept": best}
+
+    def put(self, name: str, record: Mapping[str, Any] | None = None) -> None:
+        """Make a candidate's weights the model's and the checkpoint's."""
         verify(self.folder, self.hashes, "run")
-        load_mean(self.model, [self.folder / step for step in self.hashes])
-        save_tensors(self.folder / AVERAGE, model_tensors(self.model))
-        self.save_header(AVERAGE)
+        steps = [*self.hashes]
+        if name == "ema":
+            load_weights(self.model, self.ema.tensors, self.folder / STATE)
+        else:
+            load_mean(self.model, [self.folder / step for step in (steps if name == "average" else steps[-1:])])
+        file = {"average": AVERAGE, "ema": EMA}.get(name, steps[-1])
+        if name != "last":
+            save_tensors(self.folder / file, model_tensors(self.model))
+        self.save_header(file, record)
         remove_superseded(self.folder)
 
-    def save_header(self, weights: str) -> None:
+    def save_header(self, weights: str, record: Mapping[str, Any] | None = None) -> None:
         """Write checkpoint.json for a file of weights."""
-        training = {"update": self.progress.update, **self.description()}
+        training = {"update": self.progress.update, **self.description(), **(record or {})}
         save_checkpoint(self.folder, self.model.config, self.tokenizers, self.folder / weights, training)
 
     def description(self) -> dict[str, Any]:

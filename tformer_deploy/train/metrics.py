@@ -25,6 +25,12 @@ def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool =
     return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase).score)
 
 
+def tokenized_bleu(made: Sequence[str], reference: Sequence[str]) -> float:
+    """BLEU of tokens with spaces between them, as Moses' `multi-bleu.perl` has it: not smoothed, 0 to 100."""
+    pairs = list(made), [list(reference)]
+    return float(sacrebleu.corpus_bleu(*pairs, tokenize="none", smooth_method="none", force=True).score)
+
+
 def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
     """chrF of sacrebleu, 0 to 100: n-grams of characters, so that one-word lines count too."""
     return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)
@@ -36,16 +42,19 @@ def sentence_quality(metric: str, made: str, reference: str) -> float:
     return float(score(made, [reference]).score)
 
 
-def text_figures(made: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
+def text_figures(made: Sequence[str], reference: Sequence[str], tokenized: bool = False) -> dict[str, float]:
     """BLEU and chrF, 0 to 100, and the share of exact matches. No BLEU if no reference has four words."""
+    bleu = tokenized_bleu if tokenized else corpus_bleu
     four_words = sacrebleu.corpus_bleu(list(reference), [list(reference)]).totals[3] > 0
     return {
-        **({"bleu": corpus_bleu(made, reference)} if four_words else {}),
+        **({"bleu": bleu(made, reference)} if four_words else {}),
         "chrf": corpus_chrf(made, reference),
         "exact_match": sum(a == b for a, b in zip(made, reference, strict=True)) / len(reference),
     }
 
 
+FINAL = {"averaged", "weights"}
+"""One of these keys is in the rows of the final validations."""
 EVERY_SECONDS = 10
 """Seconds between two progress lines, if updates are slow."""
 
@@ -132,7 +141,7 @@ class Metrics:
     def cut(self, update: int) -> None:
         """Remove the rows that a resumed run writes again: those after `update`, and the final validation."""
         if self.path and self.path.is_file():
-            kept = [row for row in read_metrics(self.path) if row["update"] <= update and "averaged" not in row]
+            kept = [row for row in read_metrics(self.path) if row["update"] <= update and not row.keys() & FINAL]
             with atomic_file(self.path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 

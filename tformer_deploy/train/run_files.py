@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,26 @@ from ..base.headers import read_header
 from ..model.checkpoint import HEADER, VERSION
 
 STATE, STATE_VERSION, METRICS = "train/state.json", 1, "metrics.jsonl"
-AVERAGE = "weights/average.safetensors"
+AVERAGE, EMA = "weights/average.safetensors", "weights/ema.safetensors"
 NUMBER = "[0-9]" * 7
 OWN_FILES = (
-    *(AVERAGE, "weights/random.safetensors", "weights/imported.safetensors", f"weights/step-{NUMBER}*.safetensors"),
+    *(AVERAGE, EMA, "weights/random.safetensors", "weights/imported.safetensors"),
+    f"weights/step-{NUMBER}*.safetensors",
     *(f"weights/interrupted-{NUMBER}*.safetensors", f"train/state-{NUMBER}*.safetensors", "train/state.safetensors"),
 )
 """Patterns of the weights and states that train, init and import write."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands; stored with the optimizer."""
+
+    update: int = 0
+    epoch: int = 0
+    index: int = 0
+    best_loss: float = float("inf")
+    worse: int = 0
+    """Validations since the best one."""
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class RunSettings:
 
     preset: str
     tokenizer: str
-    """`bpe` or `words`; empty: `bpe`, for the copy task `words`."""
+    """`bpe`, `unigram` or `words`; empty: `bpe`, for the copy task `words`."""
     vocab_size: int
     model: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` over the preset's."""
@@ -64,6 +64,8 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
         raise ArtifactError(f"{folder} holds {existing[0]}, but nothing to continue from: add --force to start over")
     text = load_data(data)
     kind = run.tokenizer or ("words" if data.task == "copy" else "bpe")
+    if kind == "words" and (settings.src_sampling or settings.tgt_sampling):
+        raise ConfigError("train.src_sampling and train.tgt_sampling need pieces: add --tokenizer bpe or unigram")
     languages = (None, None) if data.task == "copy" else split_pair(data.pair)
     if not rank():
         note(f"{len(text[0].src):,} pairs read: learning a vocabulary")

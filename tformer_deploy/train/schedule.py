@@ -1,4 +1,4 @@
-"""The learning rate of every update."""
+"""What changes from update to update: the learning rate, label smoothing and dropout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ def learning_rate(update: int, settings: TrainConfig) -> float:
     rate = settings.lr * min(update / settings.warmup, math.sqrt(settings.warmup / update))
     left = settings.updates - update + 1
     return rate * left / settings.cooldown if 0 <= left < settings.cooldown else rate
+
+
+def label_smoothing(update: int, settings: TrainConfig) -> float:
+    """Linear from `label_smoothing` to `label_smoothing_end`, if that is set."""
+    end = settings.label_smoothing if settings.label_smoothing_end == -1 else settings.label_smoothing_end
+    return _linear(settings.label_smoothing, end, update, settings)
+
+
+def dropout_factor(update: int, settings: TrainConfig) -> float:
+    """Factor of the model's dropout probabilities: linear from `dropout_start` to `dropout_end`."""
+    return _linear(settings.dropout_start, settings.dropout_end, update, settings)
+
+
+def _linear(start: float, end: float, update: int, settings: TrainConfig) -> float:
+    """`start` in the first update, `end` in the last."""
+    return start + (end - start) * (update - 1) / max(1, settings.updates - 1)
 
 
 def never_at_full_rate(settings: TrainConfig) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ class SentencePiece:
         self._model, self.specials = model, specials
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePiece:
-        """Learn BPE pieces. Raises ConfigError where the lines have fewer than `vocab_size`."""
+    def train(cls, lines: Iterable[str], vocab_size: int, kind: str = "bpe") -> SentencePiece:
+        """Learn pieces of a kind, `bpe` or `unigram`. Raises ConfigError where the lines have fewer than that."""
         from sentencepiece import SentencePieceTrainer
 
         buffer = io.BytesIO()
@@ -34,7 +35,7 @@ class SentencePiece:
             SentencePieceTrainer.Train(
                 sentence_iterator=iter(lines),
                 model_writer=buffer,
-                model_type="bpe",
+                model_type=kind,
                 vocab_size=vocab_size,
                 character_coverage=1.0,
                 max_sentence_length=LINE_BYTES,  # else longer lines are skipped, and their characters are unknown
@@ -57,6 +58,20 @@ class SentencePiece:
     def encode(self, text: str) -> list[int]:
         """Ids of a line."""
         return list(self._processor.encode(text))
+
+    def sampled(self, lines: Sequence[str], seed: int, alpha: float, nbest: int = -1) -> list[list[int]]:
+        """Ids of lines in pieces drawn at random: the same for the same seed. 0 <= seed < 2^32 - 1.
+
+        `alpha`: of BPE the probability of leaving out a merge, of unigram models the exponent of the probabilities of
+        the `nbest` best ways to split a line (-1: of all ways).
+        """
+        from sentencepiece import set_random_generator_seed
+
+        # Each thread has a generator of its own, which takes the seed once, when it is first used: hence a new thread.
+        set_random_generator_seed(seed)
+        options = {"enable_sampling": True, "alpha": alpha, "nbest_size": nbest}
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: [list(self._processor.encode(line, **options)) for line in lines]).result()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids."""

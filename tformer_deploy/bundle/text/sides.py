@@ -141,16 +141,16 @@ def _strings(directory: Path, name: str, key: str) -> list[str]:
 def train_tokenizers(
     kind: str, src: Sequence[str], tgt: Sequence[str], vocab_size: int, languages: tuple[str | None, str | None]
 ) -> Tokenizers:
-    """Learn the tokenizers of a corpus: `bpe`, one for both sides, or `words`, one per language."""
+    """Learn the tokenizers of a corpus: `bpe` or `unigram`, one for both sides, or `words`, one per language."""
     if vocab_size <= len(SPECIALS):
         raise ConfigError(f"--vocab-size {vocab_size}: must be larger than the {len(SPECIALS)} special tokens")
     if vocab_size > (most := MOST_OF_MODEL["src_vocab"]):
         raise ConfigError(f"--vocab-size {vocab_size}: must be at most {most}")
-    if kind == "bpe":
-        joint: Tokenizer = SentencePiece.train([*src, *tgt], vocab_size)
+    if kind in ("bpe", "unigram"):
+        joint: Tokenizer = SentencePiece.train([*src, *tgt], vocab_size, kind)
         return Tokenizers(joint, joint)
     if kind != "words":
-        raise unknown("tokenizer", kind, ("bpe", "words"))
+        raise unknown("tokenizer", kind, ("bpe", "unigram", "words"))
     if languages[0] == languages[1]:
         joint = Words.train([*src, *tgt], languages[0], vocab_size)
         return Tokenizers(joint, joint)

@@ -1,0 +1,51 @@
+"""What training makes small: cross-entropy with label smoothing, and R-Drop's disagreement of two passes; dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .data import TrainingBatch
+
+
+def twice(batch: TrainingBatch) -> TrainingBatch:
+    """Every row a second time, after all rows: dropout differs between the two."""
+    sides = (batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+    return TrainingBatch(*(np.concatenate((side, side)) for side in sides))
+
+
+def summed_loss(logits: Tensor, targets: Tensor, pad_id: int, label_smoothing: float, rdrop: float) -> Tensor:
+    """logits (B, T, V), targets (B, T) -> the cross-entropy, summed over all targets but padding.
+
+    With `rdrop` of a batch twice: the mean of both passes, and `rdrop` / 2 of the mean of the two divergences between
+    them. This is half the loss of Liang et al. 2021: the loss of one pass where both agree.
+    """
+    both = F.cross_entropy(
+        logits.flatten(0, 1),
+        targets.flatten().long(),
+        ignore_index=pad_id,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+    if not rdrop:
+        return both
+    one, other = logits.log_softmax(-1).chunk(2)
+    divergences = ((one.exp() - other.exp()) * (one - other)).sum(-1)  # KL(one, other) + KL(other, one)
+    kept = divergences.masked_fill(targets.chunk(2)[0] == pad_id, 0.0).sum()
+    return both / 2 + rdrop / 4 * kept
+
+
+def dropouts(model: nn.Module) -> dict[Any, float]:
+    """Modules with a probability of dropout, by which they drop elements in training."""
+    found = {module: getattr(module, "dropout", None) for module in model.modules()}
+    return {module: value for module, value in found.items() if isinstance(value, float)}
+
+
+def set_dropout(modules: Mapping[Any, float], factor: float) -> None:
+    """Multiply each module's own probability by a factor."""
+    for module, probability in modules.items():
+        module.dropout = probability * factor
