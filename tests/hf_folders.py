@@ -57,10 +57,13 @@ def entries(model: bytes) -> list[str]:
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 
 
-def random_weights(model: Any, tables: float = 1.0, layers: float = 1.0, seed: int = 1, loud: float = 1.5) -> Any:
+def random_weights(
+    model: Any, tables: float = 1.0, layers: float = 1.0, seed: int = 1, loud: float = 1.5, used: int = 0
+) -> Any:
     """Larger ones than a new model's, so that outputs differ; the end is likely enough to be met.
 
-    `loud`: scales the end token's row of the output, in models that have no bias for it.
+    `loud`: scales the end token's row of the output, in models that have no bias for it. `used`: rows
+    behind so many are zeros, as those of padding are: they have no text.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -71,6 +74,10 @@ def random_weights(model: Any, tables: float = 1.0, layers: float = 1.0, seed: i
             parameter.data = scale * torch.randn(parameter.shape, generator=generator)
         else:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            module.weight.data[module.padding_idx] = 0
+            module.weight.data[used or len(module.weight) :] = 0
     flip_last_norm(model, generator)
     bias = getattr(model, "final_logits_bias", None)
     if bias is not None:
@@ -93,7 +100,7 @@ def flip_last_norm(model: Any, generator: torch.Generator) -> None:
     norm.weight.data *= torch.randn(norm.weight.shape, generator=generator).sign()
 
 
-def write(path: Path, model: Any, files: dict[str, Any], **scales: float) -> Path:
+def write(path: Path, model: Any, files: dict[str, Any], **scales: Any) -> Path:
     """A model's folder with other files beside it."""
     random_weights(model, **scales).save_pretrained(path)
     for name, content in files.items():
@@ -190,7 +197,8 @@ def m2m_100(path: Path) -> Path:
         "special_tokens_map.json": {"additional_special_tokens": languages},
         "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"},
     }
-    return write(path, made, files, tables=0.3, layers=1.6, loud=2.5)
+    scales = {"tables": 0.3, "layers": 1.6, "loud": 2.5}
+    return write(path, made, files, used=len(vocab) + len(languages), **scales)
 
 
 def mbart(path: Path) -> Path:
