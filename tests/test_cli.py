@@ -35,6 +35,7 @@ from .mutations import break_graph, scale_one_weight
 from .params import long_but
 
 VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect", "corpus"]
+VERBS += ["prepare", "bleu"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -17,6 +17,7 @@ from ..base.errors import Interrupted, ParityError, TformerError, missing_extra
 from ..base.notes import note, printable, shortened
 from . import (  # noqa: F401
     bench,
+    bleu,
     build,
     check,
     corpus,
@@ -26,6 +27,7 @@ from . import (  # noqa: F401
     import_,
     init,
     inspect,
+    prepare,
     score,
     serve,
     shortlist,

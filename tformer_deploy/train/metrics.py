@@ -31,6 +31,17 @@ def tokenized_bleu(made: Sequence[str], reference: Sequence[str]) -> float:
     return float(sacrebleu.corpus_bleu(*pairs, tokenize="none", smooth_method="none", force=True).score)
 
 
+def published_bleu(
+    tokens: Sequence[str], reference_tokens: Sequence[str], text: Sequence[str], reference: Sequence[str]
+) -> dict[str, float]:
+    """BLEU of the same outputs by three definitions: as `multi-bleu.perl` of tokens, and sacrebleu's of text."""
+    return {
+        "multi_bleu": tokenized_bleu(tokens, reference_tokens),
+        "sacrebleu_lc": corpus_bleu(text, reference, lowercase=True),
+        "sacrebleu": corpus_bleu(text, reference),
+    }
+
+
 def corpus_chrf(made: Sequence[str], reference: Sequence[str]) -> float:
     """chrF of sacrebleu, 0 to 100: n-grams of characters, so that one-word lines count too."""
     return float(sacrebleu.corpus_chrf(list(made), [list(reference)]).score)

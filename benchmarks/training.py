@@ -1,0 +1,126 @@
+"""Measure the training step: what batches by length, fused Adam, bfloat16 and torch.compile change, in turns.
+
+Trains the model of benchmarks/README.md's command on Multi30K. A slice of each variant after the other, over and over,
+so that other work on the machine meets all of them. Prints JSON: target tokens per second of wall-clock and of
+processor time, the medians over the slices; the first slice, with its compilation, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tformer_deploy.base.machine import keep_freed_memory
+from tformer_deploy.train.data import BatchStream, DataConfig
+from tformer_deploy.train.loop import Trainer
+from tformer_deploy.train.runs import RunSettings, start_run
+
+MODEL = {"dropout": 0.25, "attention_dropout": 0.0, "activation_dropout": 0.0}
+TRAIN = {"batch_tokens": 2560, "updates": 6600, "lr": 0.003, "warmup": 1200, "cooldown": 1000}
+
+
+def usual(trainer: Trainer) -> None:
+    """As `tformer train` does it."""
+
+
+def unsorted(trainer: Trainer) -> None:
+    """Batches of as many padded tokens whose lines are of any length."""
+    corpus = trainer.train_set
+
+    def plan(batch_tokens: int, seed: int, epoch: int) -> list[Any]:
+        order = np.random.default_rng([seed, epoch]).permutation(len(corpus.src))
+        longest = np.maximum([len(ids) for ids in corpus.src], [len(ids) for ids in corpus.tgt])[order]
+        batches, start = [], 0
+        for end in range(1, len(order) + 1):
+            if end == len(order) or longest[start : end + 1].max() * (end + 1 - start) > batch_tokens:
+                batches.append(order[start:end])
+                start = end
+        return batches
+
+    corpus.plan = plan  # type: ignore[method-assign]
+
+
+def optimizer(kind: type[torch.optim.Optimizer], **options: bool) -> Callable[[Trainer], None]:
+    """Another optimizer, or another implementation of it."""
+
+    def change(trainer: Trainer) -> None:
+        trainer.optimizer = kind(trainer.model.parameters(), betas=(0.9, 0.98), eps=1e-9, **options)  # type: ignore
+
+    return change
+
+
+def compiled(trainer: Trainer) -> None:
+    """The network by torch.compile, for any shape."""
+    trainer.parallel = torch.compile(trainer.model, dynamic=True)  # type: ignore[assignment]
+
+
+VARIANTS: dict[str, tuple[Callable[[Trainer], None], dict[str, Any]]] = {
+    "usual (by length, Adam fused, fp32)": (usual, {}),
+    "batches not by length": (unsorted, {}),
+    "Adam, not fused": (optimizer(torch.optim.Adam, foreach=True), {}),
+    "AdamW fused": (optimizer(torch.optim.AdamW, fused=True), {}),
+    "bf16 autocast": (usual, {"precision": "bf16"}),
+    "torch.compile": (compiled, {}),
+    "R-Drop": (usual, {"rdrop": 5.0}),
+    "ema": (usual, {"ema": 0.999}),
+}
+
+
+def main() -> None:
+    """Train every variant in turns."""
+    parser = argparse.ArgumentParser(prog="benchmarks.training", description=__doc__)
+    parser.add_argument("--data", required=True, help="folder with train.en.gz and so on")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=5, help="of a slice")
+    parser.add_argument("--slices", type=int, default=7, help="of each variant; the first is not counted")
+    parser.add_argument("--only", action="append", help="variants that begin with this text")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    chosen = {
+        name: variant
+        for name, variant in VARIANTS.items()
+        if not options.only or any(name.startswith(each) for each in options.only)
+    }
+    data, found = DataConfig(multi30k=options.data), {name: list[dict[str, float]]() for name in chosen}
+    with tempfile.TemporaryDirectory() as folder:
+        runs: dict[str, tuple[Trainer, Iterator[Any]]] = {}
+        for name, (change, settings) in chosen.items():
+            run = RunSettings("tiny", "bpe", 5000, MODEL, {**TRAIN, **settings})
+            trainer = start_run(Path(folder) / str(len(runs)), data, run)
+            change(trainer)
+            runs[name] = trainer, iter(BatchStream(trainer.train_set, trainer.settings.batch_tokens, 1))
+        for _ in range(options.slices):
+            for name, (trainer, batches) in runs.items():
+                found[name].append(measure(trainer, batches, options.seconds))
+    print(json.dumps({name: summary(slices) for name, slices in found.items()}, indent=2))
+
+
+def measure(trainer: Trainer, batches: Iterator[Any], seconds: float) -> dict[str, float]:
+    """Train for so many seconds."""
+    tokens, start, used = 0.0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < seconds:
+        trainer.progress.update += 1
+        tokens += trainer.train_update(batches)["tokens"]
+    wall, cpu = time.perf_counter() - start, time.process_time() - used
+    return {"per_second": tokens / wall, "per_cpu_second": tokens / cpu, "updates": trainer.progress.update}
+
+
+def summary(slices: list[dict[str, float]]) -> dict[str, float]:
+    """Medians of all slices but the first."""
+    counted = slices[1:] or slices
+    medians = {key: statistics.median(each[key] for each in counted) for key in ("per_second", "per_cpu_second")}
+    return {**{key: round(value) for key, value in medians.items()}, "updates": slices[-1]["updates"]}
+
+
+if __name__ == "__main__":
+    main()
