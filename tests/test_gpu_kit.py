@@ -230,10 +230,10 @@ def test_stages_have_an_order_and_an_end(used: Path, tmp_path: Path, monkeypatch
     begun = re.findall(
         r"^(\S+): not begun: it may take (\d+) s, and -?\d+ s are left of 1: run it again", done.stdout, re.M
     )
-    wanted = ["probe", "trained", "steps", "ort-cuda", "eager", "base", "batches", "beams"]
+    wanted = ["probe", "trained", "where", "steps", "ort-cuda", "eager", "base", "batches", "beams"]
     assert [name for name, _ in begun] == ["host", "install", *wanted]
     assert sum(int(seconds) for _, seconds in begun) <= 25 * 60
-    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("10 not done: host install probe")
+    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("11 not done: host install probe")
 
 
 @pytest.mark.long
@@ -607,3 +607,39 @@ def test_the_script_is_clean() -> None:
     subprocess.run([checker, "-x", "-P", script.parent, script], check=True)
     for path in script.with_name("runner").glob("*.py"):  # the host's Python may be as old as that
         ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_tensors_that_differ_are_named(used: Path, precision: str) -> None:
+    """Of plans that keep the caches of other rows: from the second step on, with several beams, both ways to run."""
+    code = f"""
+import sys
+import onnx
+from benchmarks.gpu import where
+from tests.simulated_trt import keep_graph
+from tformer_deploy.engines.trt.api import load_tensorrt
+
+def broken(tensorrt, graph, options, exact=0):
+    model = onnx.load_from_string(keep_graph(tensorrt, graph, options).data)
+    for node in model.graph.node:
+        if node.op_type == "Gather" and node.input[0] == "past_k_0":
+            node.op_type, node.input[:] = "Identity", node.input[:1]
+            node.ClearField("attribute")
+    return where.SimpleNamespace(data=model.SerializeToString())
+
+where.load_builder = lambda flavor: load_tensorrt("tensorrt")
+given = [{str(used / "work/models/trained")!r}, "tensorrt", {precision!r}, "4x1x24x24", "4x3x24x24"]
+where.compile_plan = keep_graph
+assert where.main(given) == 0
+where.compile_plan = broken
+sys.exit(where.main(given))
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SIMULATED), str(SIMULATED.parents[1])])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 3, done.stderr
+    right, wrong = (json.loads(line)["reports"] for line in done.stdout.splitlines())
+    for way in ("CUDA graphs", "one by one"):
+        assert all(each[way]["compared"] > 20 and not each[way]["wrong"] for each in (*right, wrong[0]))
+        assert wrong[1][way]["wrong"][0]["step"] == 1
+        assert "present_k_0" in [each["tensor"] for each in wrong[1][way]["wrong"]]

@@ -24,7 +24,7 @@ from .wheels import CORE, ORT_GPU, ROOT, RTX, RTX_BINDINGS, RTX_PACKAGE, build_o
 
 HERE = Path(__file__).parent
 STAGES = ("rtx", "ort-gpu", "trt86")
-HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py")
+HOST_FILES = ("eager.py", "host.py", "in_cpp.py", "seeded.py", "where.py")
 KIT_FILES = ("run.sh", "runner/run.py", SUMS)
 PIECE = r"[\w-]+\.tar(\.xz)?\.\d+"
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 """Build, check and measure on a GPU host without a network; docs/gpu.md says how.
 
 ./run.sh            everything that has not worked yet
-./run.sh STAGE...   of: unpack host install probe trained steps ort-cuda eager base batches beams
+./run.sh STAGE...   of: unpack host install probe trained where steps ort-cuda eager base batches beams
 """
 
 # Before anything is installed, the standard library of Python 3.8 must do, here and in the files beside this one.

@@ -175,10 +175,15 @@ def probe_commands(run: Run, python: str, flavor: str, *debug: str) -> list[Comm
     ]
 
 
+def precisions() -> list[str]:
+    """What plans are built in."""
+    return (os.environ.get("KIT_PRECISIONS") or "fp16 fp32").split()
+
+
 def on_plans(run: Run, *what: tuple[str, str]) -> None:
     """Kinds of steps, each of a model, with every TensorRT and precision."""
     for python, flavor in flavors(run):
-        for precision in (os.environ.get("KIT_PRECISIONS") or "fp16 fp32").split():
+        for precision in precisions():
             for kind, model in what:
                 profiles = [word for word in options(run.models / f"{model}.build") if not word.startswith("--")]
                 plans = Plans(python, flavor, precision, model, profiles[: 1 if kind == "steps" else None])
@@ -202,6 +207,22 @@ def in_cpp(run: Run, plans: Plans) -> None:
         words = [plans.python, run.core / "in_cpp.py", "--cpp", run.core / "cpp" / major, "--bundle", bundle]
         words += ["--text", bundle.with_suffix(".text"), "--precision", plans.precision, "--flavor", plans.flavor]
         with_plans(run, plans, "cpp", [*words, *options(bundle.with_suffix(".build"))])
+
+
+def where(run: Run) -> None:
+    """Which tensors differ, of plans of the trained model that were not found right."""
+    bundle = run.models / "trained"
+    for python, flavor in flavors(run):
+        for precision in precisions():
+            plans = Plans(python, flavor, precision, "trained", [])
+            profiles = [word for word in options(bundle.with_suffix(".build")) if not word.startswith("--")]
+            largest = max(int(word.split("x")[0]) for word in profiles)
+            widest = [word for word in profiles if int(word.split("x")[0]) == largest]
+            name, words = plans.step("where"), [python, run.core / "where.py", bundle, flavor, precision, *widest]
+            if reason := why_not(run, flavor):
+                run.skip(name, reason)
+            elif not run.worked(plans.step("check")):
+                run.step(name, Command(words))
 
 
 def with_plans(run: Run, plans: Plans, what: str, words: list[str | Path]) -> None:
@@ -280,10 +301,11 @@ STAGES: dict[str, tuple[int, Callable[[Run], None]]] = {
     "install": (60, install),
     "probe": (90, probe),
     "trained": (270, lambda run: on_plans(run, ("check", "trained"), ("cpp", "trained"))),
+    "where": (90, where),
     "steps": (150, lambda run: on_plans(run, ("steps", "base"), ("steps", "trained"))),
     "ort-cuda": (210, ort_cuda),
-    "eager": (120, eager),
-    "base": (300, lambda run: on_plans(run, ("check", "base"), ("cpp", "base"))),
+    "eager": (90, eager),
+    "base": (240, lambda run: on_plans(run, ("check", "base"), ("cpp", "base"))),
     "batches": (120, lambda run: on_plans(run, ("batches", "base"), ("batches", "trained"))),
     "beams": (150, lambda run: on_plans(run, ("beams", "base"), ("beams", "trained"))),
 }
