@@ -2,7 +2,7 @@
 
 Trains the model of benchmarks/README.md's command on Multi30K. A slice of each variant after the other, over and over,
 so that other work on the machine meets all of them. Prints JSON: target tokens per second of wall-clock and of
-processor time, the medians over the slices; the first slice, with its compilation, is left out.
+processor time, lowest, median and highest of the slices; the first slice, with its compilation, is left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from tformer_deploy.base.machine import keep_freed_memory
-from tformer_deploy.train.data import BatchStream, DataConfig
+from tformer_deploy.bundle.text import train_tokenizers
+from tformer_deploy.model.config import TrainConfig, preset
+from tformer_deploy.train.data import BatchStream, DataConfig, load_data
 from tformer_deploy.train.loop import Trainer
-from tformer_deploy.train.runs import RunSettings, start_run
 
 MODEL = {"dropout": 0.25, "attention_dropout": 0.0, "activation_dropout": 0.0}
 TRAIN = {"batch_tokens": 2560, "updates": 6600, "lr": 0.003, "warmup": 1200, "cooldown": 1000}
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.training", description=__doc__)
     parser.add_argument("--data", required=True, help="folder with train.en.gz and so on")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=5, help="of a slice")
+    parser.add_argument("--updates", type=int, default=3, help="of a slice; each variant has the same batches")
     parser.add_argument("--slices", type=int, default=7, help="of each variant; the first is not counted")
     parser.add_argument("--only", action="append", help="variants that begin with this text")
     options = parser.parse_args()
@@ -92,34 +93,35 @@ def main() -> None:
         if not options.only or any(name.startswith(each) for each in options.only)
     }
     data, found = DataConfig(multi30k=options.data), {name: list[dict[str, float]]() for name in chosen}
-    with tempfile.TemporaryDirectory() as folder:
-        runs: dict[str, tuple[Trainer, Iterator[Any]]] = {}
-        for name, (change, settings) in chosen.items():
-            run = RunSettings("tiny", "bpe", 5000, MODEL, {**TRAIN, **settings})
-            trainer = start_run(Path(folder) / str(len(runs)), data, run)
-            change(trainer)
-            runs[name] = trainer, iter(BatchStream(trainer.train_set, trainer.settings.batch_tokens, 1))
-        for _ in range(options.slices):
-            for name, (trainer, batches) in runs.items():
-                found[name].append(measure(trainer, batches, options.seconds))
+    text, runs = load_data(data), dict[str, tuple[Trainer, Iterator[Any]]]()
+    tokenizers = train_tokenizers("bpe", text[0].src, text[0].tgt, 5000, ("en", "de"))
+    config = preset("tiny", tokenizers.source.size, tokenizers.target.size, MODEL)
+    for name, (change, settings) in chosen.items():
+        trainer = Trainer(Path("nowhere"), config, TrainConfig(**{**TRAIN, **settings}), data, tokenizers, text)
+        change(trainer)
+        runs[name] = trainer, iter(BatchStream(trainer.train_set, trainer.settings.batch_tokens, 1))
+    for _ in range(options.slices):
+        for name, (trainer, batches) in runs.items():
+            found[name].append(measure(trainer, batches, options.updates))
+            print(name, found[name][-1], file=sys.stderr)
     print(json.dumps({name: summary(slices) for name, slices in found.items()}, indent=2))
 
 
-def measure(trainer: Trainer, batches: Iterator[Any], seconds: float) -> dict[str, float]:
-    """Train for so many seconds."""
+def measure(trainer: Trainer, batches: Iterator[Any], updates: int) -> dict[str, float]:
+    """Make so many updates."""
     tokens, start, used = 0.0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - start < seconds:
+    for _ in range(updates):
         trainer.progress.update += 1
         tokens += trainer.train_update(batches)["tokens"]
     wall, cpu = time.perf_counter() - start, time.process_time() - used
-    return {"per_second": tokens / wall, "per_cpu_second": tokens / cpu, "updates": trainer.progress.update}
+    return {"tokens_per_second": tokens / wall, "tokens_per_cpu_second": tokens / cpu}
 
 
-def summary(slices: list[dict[str, float]]) -> dict[str, float]:
-    """Medians of all slices but the first."""
+def summary(slices: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Lowest, median and highest of all slices but the first."""
     counted = slices[1:] or slices
-    medians = {key: statistics.median(each[key] for each in counted) for key in ("per_second", "per_cpu_second")}
-    return {**{key: round(value) for key, value in medians.items()}, "updates": slices[-1]["updates"]}
+    found = {key: sorted(each[key] for each in counted) for key in counted[0]}
+    return {key: [round(each) for each in (rows[0], statistics.median(rows), rows[-1])] for key, rows in found.items()}
 
 
 if __name__ == "__main__":

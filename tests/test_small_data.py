@@ -36,11 +36,14 @@ from .test_train import (  # noqa: F401
     NO_DROPOUT,
     QUICK,
     SMALL,
+    TORCHRUN,
     VOCAB,
+    arguments,
     assert_same_weights,
     data,
     final_weights,
     interrupt,
+    launch,
     one_thread_and_no_plots,
     resume,
     rows,
@@ -168,6 +171,21 @@ def test_a_resumed_run_is_exact(data: DataConfig, tmp_path: Path, update: int, s
     assert (broken / state).read_bytes() == (whole / state).read_bytes()
     kept = [open_checkpoint(folder).header["training"] for folder in (whole, broken)]
     assert kept[0] == kept[1]
+
+
+@pytest.mark.long
+def test_two_processes_give_what_one_gives(data: DataConfig, tmp_path: Path) -> None:  # noqa: F811
+    settings = {"updates": 40, "valid_every": 20, "average": 2, "lr": 0.003, "src_sampling": 0.3, "ema": 0.8}
+    settings |= {"rdrop": 1.0, "keep": "loss"}
+    process = launch(*arguments(tmp_path / "two", data, model=NO_DROPOUT, **settings), module=TORCHRUN)
+    start(tmp_path / "one", data, model=NO_DROPOUT, accumulate=2, **settings).run()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    found = [[row["valid_loss"] for row in rows(tmp_path / name, "valid_loss")] for name in ("one", "two")]
+    assert len(found[0]) == 5 and found[1] == pytest.approx(found[0], rel=1e-4)
+    one, two = (open_checkpoint(tmp_path / name).header["training"] for name in ("one", "two"))
+    assert two["kept"] == one["kept"] and two["candidates"] == pytest.approx(one["candidates"], rel=1e-4)
+    assert err.count("kept: ") == 1
 
 
 # R-Drop

@@ -69,6 +69,8 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
     languages = (None, None) if data.task == "copy" else split_pair(data.pair)
     if not rank():
         note(f"{len(text[0].src):,} pairs read: learning a vocabulary")
+        if data.prepare:
+            note("the text is lower-cased and Moses-tokenised, and so must be what the model gets: see tformer prepare")
     tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, run.vocab_size, languages)
     sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
     config = preset(run.preset, tokenizers.source.size, tokenizers.target.size, {**sharing, **run.model})
