@@ -1,5 +1,5 @@
-// Generates from what `tformer export RUN --layout one-file --out FOLDER` writes; needs com.microsoft.onnxruntime:onnxruntime.
-// java -cp onnxruntime.jar Generate.java FOLDER/generate.onnx BEAMS ID...
+// Generates from what `tformer export RUN --layout one-file --out FOLDER` writes; needs onnxruntime.jar, from Maven's
+// com.microsoft.onnxruntime:onnxruntime. java -cp onnxruntime.jar Generate.java FOLDER/generate.onnx BEAMS ID...
 // It prints the best output's ids. The source's ids include its end token.
 import ai.onnxruntime.OnnxTensor;
 import ai.onnxruntime.OrtEnvironment;
