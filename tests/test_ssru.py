@@ -58,13 +58,17 @@ def test_steps_are_what_all_positions_at_once_are() -> None:
 
 @pytest.mark.parametrize("recipes", long_but({"ort": RECIPES, "native": PROGRAMS}, "native"))
 def test_every_engine_gives_eagers_tokens(recipes: tuple[str, ...], tmp_path: Path) -> None:
+    if recipes == PROGRAMS:
+        pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
     run, text = write_checkpoint(tmp_path / "run", small_config(**SSRU)), write_lines(tmp_path / "text")
     report = export_checked(run, tmp_path / "bundle", recipes, text)
     assert report.passed and len(report.engines) == len(recipes), str(report)
     assert all(each.constants and not each.constants.wrong for each in report.engines)
 
 
-def test_sentences_join_and_leave_a_running_batch(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_sentences_are_decoded_alone_and_in_a_running_batch(tmp_path: Path) -> None:
+    pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
     run = write_checkpoint(tmp_path / "run", small_config(**SSRU, max_positions=80))
     export_checked(run, tmp_path / "bundle", ["fp32", "fp32-cpu", "native-fp32"], write_lines(tmp_path / "text"))
     sources = [random_sources(2, width, seed=width) for width in (3, 9, 5, 6)]
@@ -72,8 +76,12 @@ def test_sentences_join_and_leave_a_running_batch(tmp_path: Path) -> None:
     bundle = open_bundle(tmp_path / "bundle")
     with make_engine("eager", bundle) as eager:
         wanted = [ids_of(decode(eager, Batch(*each), how)) for each, how in zip(sources, options, strict=True)]
-    for name in ("ort:fp32-cpu", "native:native-fp32"):
+    for name in ("ort", "ort:fp32-cpu", "cpp", "cpp:fp32-cpu", "native:native-fp32"):
         with make_engine(name, bundle, threads=1) as engine:
+            alone = [ids_of(decode(engine, Batch(*each), how)) for each, how in zip(sources, options, strict=True)]
+            assert alone == wanted, name
+            if not engine.admits:
+                continue
             running = ContinuousBatch(engine)
             joined = []
             for each, how in zip(sources, options, strict=True):
