@@ -188,6 +188,17 @@ def test_two_processes_give_what_one_gives(data: DataConfig, tmp_path: Path) -> 
     assert err.count("kept: ") == 1
 
 
+@pytest.mark.long
+def test_all_of_it_learns_to_copy(tmp_path: Path) -> None:
+    model = {**NO_DROPOUT, "dropout": 0.1, "d_model": 64, "d_ff": 64, "heads": 2, "encoder_layers": 1}
+    settings = {"updates": 900, "batch_tokens": 384, "lr": 0.005, "warmup": 60, "valid_every": 100, "average": 3}
+    settings |= {"rdrop": 1.0, "ema": 0.97, "keep": "bleu", "dropout_end": 0.0, "label_smoothing_end": 0.0}
+    settings |= {"bleu_sentences": 0, "src_sampling": 0.05}
+    run = RunSettings("tiny", "unigram", 20, {**model, "decoder_layers": 1}, settings)
+    figures = start_run(tmp_path, DataConfig(task="copy"), run).run()
+    assert figures["exact_match"] > 0.8 and figures["bleu"] > 90
+
+
 # R-Drop
 
 
