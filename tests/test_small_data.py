@@ -173,6 +173,15 @@ def test_a_resumed_run_is_exact(data: DataConfig, tmp_path: Path, update: int, s
     assert kept[0] == kept[1]
 
 
+def test_a_run_that_chose_can_be_lengthened(data: DataConfig, tmp_path: Path) -> None:  # noqa: F811
+    settings = {"valid_every": 5, "average": 2, "ema": 0.8, "keep": "loss", "src_sampling": 0.2}
+    figures = start(tmp_path / "whole", data, updates=20, **settings).run()
+    start(tmp_path / "longer", data, updates=10, **settings).run()
+    assert resume(tmp_path / "longer", updates=20).run() == figures
+    assert_same_weights(tmp_path / "whole", tmp_path / "longer")
+    assert rows(tmp_path / "longer", "valid_loss") == rows(tmp_path / "whole", "valid_loss")
+
+
 @pytest.mark.long
 def test_two_processes_give_what_one_gives(data: DataConfig, tmp_path: Path) -> None:  # noqa: F811
     settings = {"updates": 40, "valid_every": 20, "average": 2, "lr": 0.003, "src_sampling": 0.3, "ema": 0.8}
@@ -446,7 +455,11 @@ def moses() -> None:
 
 
 def test_prepared_lines(moses: None) -> None:
-    assert printed(run_here("prepare", "--language", "de", stdin="\n".join(USUAL).encode())) == TOKENS
+    found = [
+        printed(run_here("prepare", "--language", "de", *json_, stdin="\n".join(USUAL).encode()))
+        for json_ in ((), ("--json",))
+    ]
+    assert found[0] == TOKENS == [json.loads(line)["text"] for line in found[1]]
 
 
 def test_training_on_prepared_text(data: DataConfig, tmp_path: Path, moses: None) -> None:  # noqa: F811
