@@ -17,6 +17,7 @@ LEVELS = [line.split("   ")[0].split(", ") for line in LIST.splitlines()]
 HEAVY = {
     "torch": {
         "model.network",
+        "model.ssru",
         "model.checkpoint",
         "train.loop",
         "train.losses",

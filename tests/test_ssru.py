@@ -14,8 +14,8 @@ from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Request
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.layouts.written import write_layout
-from tformer_deploy.model.network import Ssru
 from tformer_deploy.model.seq2seq import GrowingCache, first_past
+from tformer_deploy.model.ssru import Ssru
 
 from .configs import SSRU
 from .conftest import random_model, random_sources, small_config, write_checkpoint, write_lines

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from .config import ModelConfig, Side
 from .seq2seq import Cache, KeysValues, Layers, keep, length_mask
+from .ssru import Ssru
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -104,30 +105,6 @@ class Attention(nn.Module):
         """Attend from x (B, T, d) to keys and values; returns (B, T, d)."""
         mixed = self.attend(self.queries(x), keys_values, mask, causal)
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-
-class Ssru(nn.Module):
-    """A simpler simple recurrent unit: a forget gate, one vector of state, no product with it.
-
-    c(t) = f * c(t-1) + (1 - f) * W x(t), f = sigmoid(W_f x(t) + b_f); the output is relu(c(t)).
-    Source: Kim et al. 2019, "From Research to Production and Back".
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.forget, self.value = nn.Linear(width, width), nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """All positions at once, from a state of zeros: (B, T, d) -> (B, T, d)."""
-        gates, values, states = torch.sigmoid(self.forget(x)), self.value(x), [torch.zeros_like(x[:, 0])]
-        for gate, value in zip(gates.unbind(1), values.unbind(1), strict=True):
-            states.append(gate * states[-1] + (1 - gate) * value)
-        return torch.stack(states[1:], 1).relu()
-
-    def step(self, x: Tensor, replace: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> Tensor:
-        """One position of every row: x (R, d) -> (R, d); see `Cache.replace`."""
-        gate, value = torch.sigmoid(self.forget(x)), self.value(x)
-        return replace(lambda state: gate * state + (1 - gate) * value).relu()
 
 
 class RelativeBias(nn.Module):
