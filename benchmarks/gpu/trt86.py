@@ -47,7 +47,9 @@ def add_tensorrt(out: Path) -> None:
         extract(libraries, "tensorrt", LIBRARIES, package)
         extract(bindings, "tensorrt_bindings", ("__init__.py", "tensorrt.so"), package)
         package_file = package / "__init__.py"  # plans are stamped with the version of the libraries
-        package_file.write_text(package_file.read_text().replace('"8.6.1"', '"8.6.0"'))
+        before, version, after = package_file.read_text().partition('__version__ = "8.6.1"')
+        assert version
+        package_file.write_text(f'{before}__version__ = "8.6.0"{after}')
         (Path(folder) / "stub.c").write_text(STUB)
         run(
             ["cc", "-shared", "-fPIC", f"-Wl,-soname,{PLUGINS}", "-o", str(package.resolve() / PLUGINS), "stub.c"],

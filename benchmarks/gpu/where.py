@@ -74,7 +74,7 @@ def choices(bundle: Bundle, profile: Profile) -> list[Choice]:
     return found
 
 
-def differences(bundle: Bundle, profile: Profile, side: Side, device: TrtDevice) -> list[dict[str, Any]]:
+def differences(bundle: Bundle, profile: Profile, side: Side, device: TrtDevice, near: float) -> list[dict[str, Any]]:
     """Step, tensor, and the largest difference or the share of other integers."""
     given, found = requests(bundle, profile), []
     cross, past, present = (cache_names(kind, bundle.config) for kind in ("cross", "past", "present"))
@@ -82,7 +82,9 @@ def differences(bundle: Bundle, profile: Profile, side: Side, device: TrtDevice)
     encoded = side.run(GRAPHS[0], given)
     real = np.arange(profile.src_len) < given["src_lengths"][:, None]
     pairs = zip(cross, device.cross(), strict=True)
-    found += [apart(-1, name, ours.swapaxes(1, 2)[real], encoded[name].swapaxes(1, 2)[real]) for name, ours in pairs]
+    found += [
+        apart(near, -1, name, ours.swapaxes(1, 2)[real], encoded[name].swapaxes(1, 2)[real]) for name, ours in pairs
+    ]
     shapes = {each.name: each.shape for each in side.sessions[GRAPHS[1]].get_inputs()}
     state = {name: np.zeros(shapes[name], device.caches(0)[0].dtype) for name in past}
     for step, choice in enumerate(choices(bundle, profile)):
@@ -93,12 +95,12 @@ def differences(bundle: Bundle, profile: Profile, side: Side, device: TrtDevice)
         ours = {"top_ids": record.ids, "top_scores": record.scores, "log_probs": device.log_probs(step)}
         ours |= {f"next_{name}": value for name, value in vars(record.next).items()}
         ours |= dict(zip(present, device.caches(step + 1), strict=True))
-        found += [apart(step, name, value, theirs[name]) for name, value in ours.items()]
+        found += [apart(near, step, name, value, theirs[name]) for name, value in ours.items()]
         state = dict(zip(past, (theirs[name] for name in present), strict=True))
     return found
 
 
-def apart(step: int, name: str, ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, Any]:
+def apart(near: float, step: int, name: str, ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, Any]:
     """One tensor."""
     if ours.dtype.kind == "i":
         return {"step": step, "tensor": name, "other": float((ours != theirs).mean())}
@@ -108,7 +110,7 @@ def apart(step: int, name: str, ours: NDArray[Any], theirs: NDArray[Any]) -> dic
         "step": step,
         "tensor": name,
         "largest": float(rows.max()),
-        "rows": np.flatnonzero(rows > 1e-3)[:40].tolist(),
+        "rows": np.flatnonzero(rows > near)[:40].tolist(),
     }
 
 
@@ -132,7 +134,7 @@ def compared(bundle: Bundle, flavor: str, precision: Any, profile: Profile) -> d
         for name, use in (("CUDA graphs", capture), ("one by one", refuse)):
             Stream.capture = use  # type: ignore[method-assign, assignment]
             device = TrtDevice(owner, profile, *plans)
-            found = differences(bundle, profile, side, device)
+            found = differences(bundle, profile, side, device, NEAR[precision])
             device.free()
             wrong = [each for each in found if each.get("largest", 0.0) > NEAR[precision] or each.get("other")]
             report[name] = {"compared": len(found), "wrong": wrong}

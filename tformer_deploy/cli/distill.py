@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..base.errors import ConfigError, Interrupted
+from ..base.errors import Interrupted
 from ..base.lines import LINE_BYTES
 from .options import (
     Backend,
@@ -21,6 +21,7 @@ from .options import (
     Seed,
     Variant,
     WorkerThreads,
+    named_values,
     translator_options,
 )
 from .root import app, emit
@@ -72,13 +73,7 @@ def distill(
     from ..translate.distill import DistillOptions, Filters
     from ..translate.distill import distill as make
 
-    texts = {}
-    for item in filter_ or []:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"--filter {item}: write NAME=VALUE")
-        texts[name] = value
-    filters = Filters(**parse_settings(Filters, "filter", texts))
+    filters = Filters(**parse_settings(Filters, "filter", named_values("--filter", filter_)))
     opened = open_bundle(bundle, graphs=False)
     opened.require_decoder()
     fixed = {"align": False, "allowed": None, "first_token": None, "suppress": None, "end_token": None}

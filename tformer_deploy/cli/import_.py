@@ -10,7 +10,7 @@ import typer
 from ..base.errors import ConfigError
 from ..base.notes import note
 from ..importers.formats import FORMATS
-from .options import Json, ModelSettings, among, folder, model_settings
+from .options import Json, ModelSettings, among, folder, model_settings, named_values
 from .root import app, emit
 
 
@@ -83,7 +83,7 @@ def import_(
         split_regex=split_regex,
         language=language,
         lower=lower,
-        parts=_parts(part or []),
+        parts=named_values("--part", part or []),
         model=model_settings(None, settings),
     )
     lines = read_lines(src) if src else []
@@ -95,11 +95,3 @@ def import_(
         f"; {comparison}" if comparison.original else ""
     )
     emit({**result, "compared": comparison.to_json()}, json, text)
-
-
-def _parts(items: list[str]) -> dict[str, str]:
-    """Values of --part. Raises ConfigError."""
-    for item in items:
-        if "=" not in item:
-            raise ConfigError(f"--part {item}: write NAME=VALUE")
-    return dict(item.split("=", 1) for item in items)

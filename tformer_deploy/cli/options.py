@@ -188,14 +188,16 @@ def decode_values(settings: list[str] | None, flags: dict[str, Any]) -> dict[str
     """Values of decoding options; flags override --set. Raises ConfigError for unknown names."""
     from ..decoding import DecodeOptions
 
-    texts = {}
-    for item in settings or []:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {item}: write NAME=VALUE")
-        texts[name] = value
     own = {name: value for name, value in flags.items() if value is not None}
-    return {**parse_settings(DecodeOptions, "decoding", texts), **own}
+    return {**parse_settings(DecodeOptions, "decoding", named_values("--set", settings)), **own}
+
+
+def named_values(option: str, items: list[str] | None) -> dict[str, str]:
+    """What a repeatable option NAME=VALUE says. Raises ConfigError."""
+    for item in items or []:
+        if "=" not in item:
+            raise ConfigError(f"{option} {item}: write NAME=VALUE")
+    return dict(item.split("=", 1) for item in items or [])
 
 
 def piece_ids(tokenizer: Tokenizer, pieces: list[str]) -> tuple[int, ...]:

@@ -24,7 +24,9 @@ def shortlist(
     ] = 100,
     marian: Annotated[
         Path | None,
-        typer.Option(help="Take the lists of this file of Marian or Bergamot, lex.*.bin; text measures them only."),
+        typer.Option(
+            help="Take the lists of this file of Marian or Bergamot, lex.*.bin, as they are; text measures them only."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""New plans beside the graphs that they were compiled from: a compiler can be wrong, as 8.6.0 was on an H200."""
+"""New plans beside the graphs that they were compiled from: those of TensorRT 8.6.0 on an H200 were wrong."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def compare_plans(directory: Path, stamp: Stamp, profiles: Sequence[Profile], pr
             if failures := differences(open_bundle(directory), stamp, profile):
                 raise WrongPlans(
                     f"the plans of {profile} for {stamp} compute something else than their graphs on ONNX Runtime: "
-                    f"{failures[0]}: they are not kept: build with another version of TensorRT"
+                    f"{failures[0]}: they are not kept: try another version of TensorRT"
                 )
     except WrongPlans:
         raise
     except (EngineError, MissingExtra) as error:
         return f"not compared with their graphs: {error}"
-    return f"equal to their graphs on ONNX Runtime: {SENTENCES} generated sentences with each profile"
+    return f"as their graphs on ONNX Runtime, within the check's limits: {SENTENCES} generated sentences a profile"
 
 
 def differences(bundle: Bundle, stamp: Stamp, profile: Profile) -> list[str]:

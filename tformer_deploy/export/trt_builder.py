@@ -79,7 +79,9 @@ def compile_plan(tensorrt: TensorRt, graph: Path, options: BuildOptions, exact: 
             data = bytes(
                 engine_bytes_from_network(loaded, make_config(tensorrt, options), save_timing_cache=cache_file(options))
             )
-        except (PolygraphyException, TypeError) as error:  # TypeError: of bindings whose library makes no builder
+        except (PolygraphyException, TypeError) as error:
+            if isinstance(error, TypeError) and not errors.reason():  # else the library has made no builder
+                raise
             raise EngineError(f"{tensorrt.title} cannot build {graph.name}: {errors.reason() or error}") from None
         seconds = time.perf_counter() - start
         information, scratch = ("", None) if tensorrt.flavor == "rtx" else inspect_plan(tensorrt, data)

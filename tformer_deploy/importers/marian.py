@@ -217,10 +217,10 @@ def _fill(made: Parameters, settings: Settings) -> None:
             ours, theirs = f"{name}.{i}", f"{name}_l{i + 1}"
             if name == "decoder" and tied:
                 theirs = f"{name}_l{tied[i]}"
-            if (cell := f"{ours}.cell") and f"{cell}.value.weight" in made.shapes:
-                _linear(made, f"{cell}.forget", f"{theirs}_rnn", "f")
-                made.put(f"{cell}.value.weight", f"{theirs}_rnn_W", lambda w: w.T)
-                _norm(made, f"{cell}_residual.norm", f"{theirs}_rnn_ffn", suffix)
+            if f"{ours}.cell.value.weight" in made.shapes:
+                _linear(made, f"{ours}.cell.forget", f"{theirs}_rnn", "f")
+                made.put(f"{ours}.cell.value.weight", f"{theirs}_rnn_W", lambda w: w.T)
+                _norm(made, f"{ours}.cell_residual.norm", f"{theirs}_rnn_ffn", suffix)
             for part, their_part in (("attention", "self"), ("cross", "context")):
                 if f"{ours}.{part}.query.weight" not in made.shapes:
                     continue

@@ -1,6 +1,6 @@
 """Sequence-level distillation: a teacher's translations of a text, chosen and filtered, as training data of a student.
 
-Source: Kim and Rush 2016, "Sequence-Level Knowledge Distillation"; filters as in Bérard et al. 2019 and OpusFilter.
+Source: Kim and Rush 2016, "Sequence-Level Knowledge Distillation". The filters and their limits are our own.
 """
 
 from __future__ import annotations
