@@ -56,6 +56,7 @@ HEAVY = {
         "export.build",
         "check.constants",
         "check.unrounded",
+        "export.for_86",
         "export.half",
         "export.layouts.hf_graphs",
         "export.layouts.one_file",

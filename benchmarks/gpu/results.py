@@ -132,16 +132,15 @@ def eager_sides(steps: Steps) -> list[Side]:
 
 
 def fill(side: Side, results: Mapping[str, Any], step: str) -> Side:
-    """Figures of an engine, if the checks of both models passed; `step` is named by what it does and the model."""
+    """What passed its check; figures, if both models did. `step` is named by what it does and the model."""
     steps, models = results["steps"], results["kit"]["checked"]
     for model, sentences in models.items():
         name = step.format("check", model)
         found = check_problem(steps, name, side.engine, sentences)
         side.refused, side.failed = side.refused or found, side.failed or found.startswith(f"{name} {FAILED}")
-    if side.refused:
-        return side
-    for model in models:
-        fill_checked(side, steps[step.format("check", model)]["report"], model)
+        if not found:
+            fill_checked(side, steps[name]["report"], model)
+    for model in () if side.refused else models:
         for stage in MEASURED:
             name = step.format(stage, model)
             if found := problem(steps, name):
@@ -209,8 +208,15 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
     )
     refused = dict.fromkeys(f"- {side.name}: {side.refused}" for side in rows if side.refused)
     if not keys:
+        passed = [
+            f"- {side.name}, {model}, {mode}: {proven_words(side, model, mode)}"
+            for side in rows
+            for model, mode in side.equal
+        ]
         tried = [line for line in refused if not line.endswith("did not run")]
-        return "\n".join([f"{about} Nothing passed its check, so nothing has figures:", "", *tried])
+        return "\n".join(
+            [f"{about} No engine passed the checks of both models, so none has speeds:", "", *passed, *tried]
+        )
     lines = [
         f"{about} The `{random['preset']}` preset with random weights, vocabulary "
         f"{random['vocabulary']:,}, {random['lengths'][0]} source tokens, {random['lengths'][1]} generated; target "
@@ -244,6 +250,13 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
     remarks = [f"- {side.name}: {remark}" for side in rows for remark in side.remarks]
     lines += ["", "Refused:", "", *refused] if refused else []
     return "\n".join([*lines, *(["", "Remarks:", "", *remarks] if remarks else [])])
+
+
+def proven_words(side: Side, model: str, mode: str) -> str:
+    """What a check found, and BLEU, eager PyTorch's in brackets."""
+    quality = side.bleu.get(mode) if model == "trained" else None
+    bleu = f"; BLEU {quality[0]:.2f} ({quality[1]:.2f})" if quality else ""
+    return f"equal to eager PyTorch {side.equal[model, mode]}{bleu}"
 
 
 def checked_rows(rows: Iterable[Side]) -> list[list[str]]:

@@ -123,7 +123,7 @@ def compared(bundle: Bundle, flavor: str, precision: Any, profile: Profile) -> d
         files = {graph: Path(folder) / f"{graph}.onnx" for graph in GRAPHS}
         plans = []
         for graph, file in files.items():
-            type_graph(bundle.graph(graph, variant), file, profile, precision, {})
+            type_graph(bundle.graph(graph, variant), file, profile, precision, {}, tensorrt.major)
             plans.append(runtime.deserialize_cuda_engine(compile_plan(tensorrt, file, BuildOptions(precision)).data))
         side = Side(files)
         owner: Any = SimpleNamespace(

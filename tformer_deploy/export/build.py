@@ -24,6 +24,7 @@ from ..bundle.recipe import Axes
 from ..decoding import DecodeOptions, decode
 from ..engines.trt.api import PORTABLE, TensorRt, load_builder
 from ..translate.batches import length_batches, make_batch
+from .for_86 import write_for_86
 from .half import Island, fix_sizes, to_half
 from .plans_compared import WrongPlans, compare_plans
 from .save import load_graph
@@ -174,7 +175,8 @@ def build_plans(
                 progress(stage=f"{graph} {profile}")
                 with scratch("tformer-build") as beside:
                     typed = beside / f"{graph}-{profile}.onnx"
-                    found = type_graph(bundle.graph(graph, variant), typed, profile, precision, ranges.get(graph, {}))
+                    source, largest = bundle.graph(graph, variant), ranges.get(graph, {})
+                    found = type_graph(source, typed, profile, precision, largest, tensorrt.major)
                     report.islands += [island for island in found if island not in report.islands]
                     exact = sum(island.kind == "MatMul" for island in found)
                     plan = compile_plan(tensorrt, typed, options, exact)
@@ -283,12 +285,14 @@ def largest_on_text(
 
 
 def type_graph(
-    source: Path, out: Path, profile: Profile, precision: PlanPrecision, largest: dict[str, float]
+    source: Path, out: Path, profile: Profile, precision: PlanPrecision, largest: dict[str, float], major: int
 ) -> list[Island]:
-    """Write a graph with fixed sizes and the types of the precision."""
+    """Write a graph with fixed sizes and the types of the precision, as that major version of TensorRT wants it."""
     model = load_graph(source)
     fix_sizes(model, profile.sizes)
     islands = [] if precision == "fp32" else to_half(model, precision, largest)
+    if major < 10:
+        write_for_86(model)
     onnx.save_model(model, out, save_as_external_data=True, location=f"{out.name}.data")
     onnx.checker.check_model(out, full_check=True)
     return islands

@@ -96,12 +96,9 @@ class InPlaceStep(StepGraph):
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `StepGraph.best`; (R, V) and (R, k)."""
         scores = log_probs(self.model, hidden.flatten(0, 1))
-        top_scores, ids = self.top(scores, self.recipe.top_k or 2 * hidden.shape[1])
+        count, most = (self.recipe.top_k or 2 * beams for beams in (hidden.shape[1], self.recipe.axes.beams.max))
+        top_scores, ids = best_in_blocks(scores, count, most)
         return {"log_probs": scores, "top_scores": top_scores, "top_ids": ids.int()}
-
-    def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` best of (R, V)."""
-        return best_in_blocks(scores, count, self.recipe.top_k or 2 * self.recipe.axes.beams.max)
 
 
 class SlotsStep(InPlaceStep):
@@ -152,23 +149,24 @@ def scores_by_product(model: Seq2Seq) -> bool:
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-4)  # a bias may be -inf
 
 
-class DeviceSearchStep(InPlaceStep):
+class DeviceSearchStep(StepGraph):
     """A step for TensorRT: caches are copied between two buffers, and the graph chooses the next tokens itself."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
         """See `StepGraph.cache`."""
         return StaticCache(list(reordered(given)), given["positions"].flatten())
 
-    def top(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `InPlaceStep.top`. TensorRT's TopK of NaN is undocumented, and an id out of range would crash a step."""
-        top_scores, ids = scores.topk(count, dim=-1)
-        first, last = (torch.tensor(n, dtype=torch.int32) for n in (0, scores.shape[1] - 1))
-        return top_scores, torch.minimum(torch.maximum(ids.int(), first), last)
-
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `StepGraph.best`; also the next step's inputs, `contract._CHOICE`."""
-        found = super().best(hidden, given)
-        return {**found, **self.choose(given, found["top_ids"], found["top_scores"])}
+        scores = log_probs(self.model, hidden)
+        top = scores.topk(self.recipe.top_k or 2 * hidden.shape[1], dim=-1)
+        # One axis from here on: of rows that were one axis before, TensorRT 8.6 gave the ids in another order.
+        scores, top_scores, ids = (each.flatten(0, 1) for each in (scores, *top))
+        # TensorRT's TopK of NaN is undocumented, and an id out of range would crash a step.
+        first, last = (torch.tensor(n, dtype=torch.int32) for n in (0, scores.shape[1] - 1))
+        ids = torch.minimum(torch.maximum(ids.int(), first), last)
+        choice = self.choose(given, ids, top_scores)
+        return {"log_probs": scores, "top_scores": top_scores, "top_ids": ids, **choice}
 
     def choose(self, given: dict[str, Tensor], ids: Tensor, scores: Tensor) -> dict[str, Tensor]:
         """The best candidates of each sentence that do not end an output; ids and scores (R, k)."""

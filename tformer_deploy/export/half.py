@@ -73,7 +73,7 @@ def fix_sizes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
         for name, array in zip(node.output, found, strict=True):
             known[name] = array
             graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    _replace(graph, left)
+    replace_nodes(graph, left)
 
 
 def _keep_rows(graph: onnx.GraphProto) -> None:
@@ -88,10 +88,10 @@ def _keep_rows(graph: onnx.GraphProto) -> None:
             node = helper.make_node("Identity", [PARENTS], [NEXT_PARENTS], NEXT_PARENTS)
         node.input[:] = [same.get(name, name) for name in node.input]
         left.append(node)
-    _replace(graph, _used(graph, left))
+    replace_nodes(graph, used_nodes(graph, left))
 
 
-def _used(graph: onnx.GraphProto, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+def used_nodes(graph: onnx.GraphProto, nodes: Iterable[NodeProto]) -> list[NodeProto]:
     """The nodes, in order, that outputs are made of."""
     wanted = {value.name for value in graph.output}
     kept = []
@@ -149,7 +149,7 @@ class _Half:
             if island and self.wants_half(node):
                 islands.append(island)
             self.add(node, self.wants_half(node) and not island)
-        _replace(self.graph, self.nodes, self.constants.values())
+        replace_nodes(self.graph, self.nodes, self.constants.values())
         del self.graph.value_info[:]  # they have the old types
         return islands
 
@@ -228,7 +228,7 @@ def _is_cache(name: str) -> bool:
     return name.startswith(("cross_", "past_", "present_"))
 
 
-def _replace(graph: onnx.GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto] = ()) -> None:
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto] = ()) -> None:
     """Make these the graph's nodes, and keep the constants that they read."""
     copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     read = {name for node in copies for name in node.input}

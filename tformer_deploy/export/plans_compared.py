@@ -1,4 +1,4 @@
-"""New plans beside the graphs that they were compiled from: those of TensorRT 8.6.0 on an H200 were wrong."""
+"""New plans beside the graphs that they were compiled from: the first ones of TensorRT 8.6.0 on an H200 were wrong."""
 
 from __future__ import annotations
 
