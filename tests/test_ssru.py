@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,19 +12,24 @@ import torch
 
 from tformer_deploy.base.errors import ConfigError
 from tformer_deploy.bundle.manifest import open_bundle
+from tformer_deploy.bundle.plans import Profile
 from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypothesis, decode
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Request
+from tformer_deploy.export.build import build
 from tformer_deploy.export.checked import export_checked
 from tformer_deploy.export.layouts.written import write_layout
+from tformer_deploy.export.trt_builder import BuildOptions
 from tformer_deploy.model.seq2seq import GrowingCache, first_past
 from tformer_deploy.model.ssru import Ssru
 
 from .configs import SSRU
 from .conftest import random_model, random_sources, small_config, write_checkpoint, write_lines
+from .cpp_library import ROOT
 from .params import long_but
+from .simulated_trt import SIMULATED, as_input, make_bundle, run_simulated
 
-RECIPES = ("fp32", "fp32-cpu", "int8", "int8-latency", "int4")
+RECIPES = ("fp32", "fp32-cpu", "int8", "int8-latency", "int4", "trt")
 PROGRAMS = ("fp32", "native-fp32", "native-bf16", "native-int8", "native-int4")
 
 
@@ -70,13 +78,13 @@ def test_every_engine_gives_eagers_tokens(recipes: tuple[str, ...], tmp_path: Pa
 def test_sentences_are_decoded_alone_and_in_a_running_batch(tmp_path: Path) -> None:
     pytest.importorskip("tformer_native", reason="tformer-native is not installed: make native")
     run = write_checkpoint(tmp_path / "run", small_config(**SSRU, max_positions=80))
-    export_checked(run, tmp_path / "bundle", ["fp32", "fp32-cpu", "native-fp32"], write_lines(tmp_path / "text"))
+    export_checked(run, tmp_path / "bundle", ["fp32", "fp32-cpu", "native-fp32", "trt"], write_lines(tmp_path / "text"))
     sources = [random_sources(2, width, seed=width) for width in (3, 9, 5, 6)]
     options = [DecodeOptions(beams=beams, max_tokens=tokens) for beams, tokens in ((1, 4), (3, 70), (1, 75), (3, 6))]
     bundle = open_bundle(tmp_path / "bundle")
     with make_engine("eager", bundle) as eager:
         wanted = [ids_of(decode(eager, Batch(*each), how)) for each, how in zip(sources, options, strict=True)]
-    for name in ("ort", "ort:fp32-cpu", "cpp", "cpp:fp32-cpu", "native:native-fp32"):
+    for name in ("ort", "ort:fp32-cpu", "ort:trt", "cpp", "cpp:fp32-cpu", "native:native-fp32"):
         with make_engine(name, bundle, threads=1) as engine:
             alone = [ids_of(decode(engine, Batch(*each), how)) for each, how in zip(sources, options, strict=True)]
             assert alone == wanted, name
@@ -93,11 +101,40 @@ def test_sentences_are_decoded_alone_and_in_a_running_batch(tmp_path: Path) -> N
             assert [ids_of(search.outputs()) for search in joined] == wanted, name
 
 
-def test_targets_without_the_cell_say_so(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_plans(tmp_path: Path) -> None:
+    """TensorRT for RTX builds them; on a simulated GPU they give eager's tokens, also after a move to larger ones."""
     run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
-    with pytest.raises(ConfigError, match=r"^target=trt: it cannot run model\.decoder_cell=ssru: use a recipe of"):
-        export_checked(run, tmp_path / "bundle", ["trt"], write_lines(tmp_path / "text"))
-    assert not (tmp_path / "bundle").exists()
+    bundle = make_bundle(run, tmp_path / "bundle")
+    (tmp_path / "text").write_bytes(as_input())
+    for precision in ("fp32", "fp16"):
+        words = ["check", bundle, "--backend", f"trt:{precision}", "--src", tmp_path / "text", "--max-tokens", 20]
+        assert not run_simulated(*words).returncode, precision
+        build(bundle, BuildOptions(precision, flavor="rtx"), [Profile(2, 3, 8, 16)], tmp_path / "text")
+    code = f"""
+from tformer_deploy import load
+from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, decode
+from tformer_deploy.engines.base import Request
+from tests.conftest import random_sources
+with load({str(bundle)!r}, "trt", variant="fp32", max_tokens=24) as translator:
+    engine = translator.engine
+    options = [DecodeOptions(24, beams=beams, endless=True) for beams in (1, 4)]
+    asked = list(zip([Batch(*random_sources(2, width)) for width in (3, 9)], options))
+    alone = [decode(engine, *each) for each in asked]
+    running, searches = ContinuousBatch(engine), []
+    for each in asked:
+        searches += running.add([Request(*each)])
+        running.step()
+        running.step()
+    while running.searches:
+        running.step()
+    found = [[[best.ids for best in each] for each in search.outputs()] for search in searches]
+    assert found == [[[best.ids for best in each] for each in outputs] for outputs in alone]
+    assert translator.engine._devices[0].profile.beams == 5
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SIMULATED, ROOT)))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+    assert not done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("layout", ["ctranslate2", "one-file", "optimum", "transformers-js"])

@@ -104,13 +104,6 @@ PROGRAMS = {"bf16": Tolerance(encoder=0.25, scores=0.5, bleu=0.3, tokens=False, 
 """The same for target `native` where it differs: its bf16 rounds only matrices."""
 HALVES = ("fp16", "bf16")
 """Precisions that only plans have."""
-CELLS = {
-    "onnx": ("attention", "ssru"),
-    "ort-cpu": ("attention", "ssru"),
-    "trt": ("attention",),
-    "native": ("attention", "ssru"),
-}
-"""The `decoder_cell` of models that each target can run."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256)
 
 
@@ -232,13 +225,7 @@ class Recipe:
         return self.tolerance if precision == self.precision else self.plans.get(precision, TOLERANCES[precision])
 
     def for_model(self, config: ModelConfig) -> Recipe:
-        """The recipe with its open ends filled in from a model. Raises ConfigError where its target lacks the model."""
-        if config.decoder_cell not in CELLS[self.target]:
-            able = " or ".join(target for target, cells in CELLS.items() if config.decoder_cell in cells)
-            raise ConfigError(
-                f"target={self.target}: it cannot run model.decoder_cell={config.decoder_cell}: use a recipe of "
-                f"target {able}"
-            )
+        """The recipe with its open ends filled in from a model. Raises ConfigError for ends that must not be open."""
         if self.top_k > config.tgt_vocab:
             raise ConfigError(messages.TOP_K.format(top_k=self.top_k, size=config.tgt_vocab))
         for name in ("batch", "beams"):

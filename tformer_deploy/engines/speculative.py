@@ -93,11 +93,11 @@ class Device(Protocol):
         ...
 
     def caches(self, step: int) -> list[NDArray[Any]]:
-        """The keys and values that step `step` reads: 2L of (B*K, H, M, D), in the step's own type."""
+        """The keys and values that step `step` reads, 2L of (B*K, H, M, D), or states (B*K, d), in the step's type."""
         ...
 
     def fill(self, caches: list[NDArray[Any]], step: int) -> None:
-        """Write the keys and values that step `step` reads, of up to M positions."""
+        """Write what `caches` has; of keys and values up to M positions."""
         ...
 
     def free(self) -> None:
@@ -320,7 +320,8 @@ class SpeculativeEngine(ABC):
         self._encode(slots, state.outlook)
         if state.record:
             caches = state.slots.device.caches(state.position)
-            slots.device.fill([moved(each[:, :, :filled]) for each in caches], state.position)
+            kept = [each[:, :, :filled] if each.ndim == 4 else each for each in caches]
+            slots.device.fill([moved(each) for each in kept], state.position)
             ids, scores = moved(state.record.ids), moved(state.record.scores)
             state.record, state.sums = replace(state.record, ids=ids, scores=scores), moved(state.sums)
         state.slots, state.parents, state.speculated = slots, rows.astype(np.int32), False

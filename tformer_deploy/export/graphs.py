@@ -153,8 +153,13 @@ class DeviceSearchStep(StepGraph):
     """A step for TensorRT: caches are copied between two buffers, and the graph chooses the next tokens itself."""
 
     def cache(self, given: dict[str, Tensor]) -> Cache:
-        """See `StepGraph.cache`."""
-        return StaticCache(list(reordered(given)), given["positions"].flatten())
+        """See `StepGraph.cache`. Rows begin at any step: of a state, they have what another sentence left there."""
+        positions = given["positions"].flatten()
+        past = list(reordered(given))
+        if "past_c_0" in given:
+            begun = (positions > 0)[:, None]
+            past = [(torch.where(begun, state, 0.0),) for (state,) in past]
+        return StaticCache(past, positions)
 
     def best(self, hidden: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """See `StepGraph.best`; also the next step's inputs, `contract._CHOICE`."""

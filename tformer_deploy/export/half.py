@@ -225,7 +225,8 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_cache(name: str) -> bool:
-    return name.startswith(("cross_", "past_", "present_"))
+    """Of keys and values: states of recurrent cells, to which each step adds, stay fp32."""
+    return name.startswith(("cross_", "past_", "present_")) and "_c_" not in name
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto] = ()) -> None:

@@ -190,8 +190,8 @@ class OrtDevice:
         """See `Device.fill`."""
         for name, some in zip(self._past, caches, strict=True):
             value = self._states[step % 2][name]
-            behind = value.shape()[2] - some.shape[2]
-            value.update_inplace(np.pad(some, ((0, 0), (0, 0), (0, behind), (0, 0))))
+            behind = zip(value.shape(), some.shape, strict=True)
+            value.update_inplace(np.pad(some, [(0, whole - part) for whole, part in behind]))
 
     def free(self) -> None:
         """See `Device.free`."""

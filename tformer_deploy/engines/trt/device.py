@@ -149,7 +149,7 @@ class TrtDevice:
         memory = self._pasts[step % 2]
         block = Pinned(memory.size)
         for place, some in zip(self._past.values(), caches, strict=True):
-            place.view(block.bytes)[:, :, : some.shape[2]] = some
+            place.view(block.bytes)[tuple(map(slice, some.shape))] = some
         self._stream.to_device(memory.address, block, memory.size)
         self._stream.wait()
         block.free()
