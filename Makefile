@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 # Some containers set it; then each of the tests' processes compiles anew what it imports, half of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: spec demo test test-long test-all lint native native-wheel cpp cpp-build cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: spec demo test test-long test-all lint native native-wheel cpp cpp-build cpp-cross cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 # Python compiles what it imports; pip would compile all of it.
@@ -68,6 +68,14 @@ cpp: native .demo/bundle/manifest.json
 cpp-build:
 	flock engines sh -ec 'engines/get-dependencies; cmake -S engines -B engines/build -G Ninja --log-level=WARNING; \
 	  cmake --build engines/build'
+
+# The library, tformer-cpp and the tests for another processor, in engines/build-TARGET: make cpp-cross TARGET=aarch64-linux-gnu.
+cpp-cross:
+	$(if $(wildcard engines/cmake/$(or $(TARGET),none).cmake),,$(error say for which processor: make cpp-cross TARGET=aarch64-linux-gnu; docs/cpp.md))
+	engines/get-dependencies '' $(TARGET)
+	cmake -S engines -B engines/build-$(TARGET) -G Ninja --log-level=WARNING \
+	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$(TARGET).cmake
+	cmake --build engines/build-$(TARGET)
 
 # The CPU engine in Python, --backend native: installed in .venv, or as a wheel for other machines in dist/.
 native: $(READY)

@@ -83,7 +83,8 @@ class Random {
   bool maybe() { return from(0, 1) == 1; }
   template <class T>
   T one_of(std::initializer_list<T> choices) {
-    return choices.begin()[from(0, static_cast<std::int64_t>(choices.size()) - 1)];
+    const std::vector<T> all(choices);  // GCC 12 for ARM64 takes the list itself for uninitialized
+    return all[size(from(0, static_cast<std::int64_t>(all.size()) - 1))];
   }
   Aligned<float> numbers(std::int64_t count, float deviation = 1) {
     Aligned<float> made(count);
@@ -734,6 +735,9 @@ void check_output(Random& random) {
   const auto weights = random.integers<std::int8_t>(padded(outputs) * whole, -2, 2);
   Aligned<float> scales(padded(outputs), 1.0F);
   Aligned<std::int32_t> sums(padded(outputs));
+  for (std::int64_t n = 0; n < outputs; ++n) {
+    for (std::int64_t k = 0; k < whole; ++k) sums[n] += weights[(n / 16 * (whole / 4) + k / 4) * 64 + n % 16 * 4 + k % 4];
+  }
   Output work;
   work.matrix.numbers = Numbers::int8;
   work.matrix.inputs = whole;

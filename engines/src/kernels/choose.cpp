@@ -7,6 +7,10 @@
 #include <unistd.h>
 #endif
 
+#ifdef TFORMER_ARM64
+#include <sys/auxv.h>
+#endif
+
 namespace tformer::kernels {
 namespace {
 
@@ -69,6 +73,21 @@ const std::vector<Set>& sets() {
                                     {&avx512, "AVX-512 (F, BW, DQ, VL) with VNNI", [] { return machine().avx512; }},
                                     {&avxvnni, "AVX2, FMA and AVX-VNNI", [] { return machine().avxvnni; }},
                                     {&avx2, "AVX2 and FMA", [] { return machine().avx2; }},
+                                    {&portable, "nothing", [] { return true; }}};
+  return all;
+}
+
+#elif defined(TFORMER_ARM64)
+
+/// Whether the system reports a feature. Source: Linux, Documentation/arch/arm64/elf_hwcaps.rst.
+bool dotprod_there() { return (getauxval(AT_HWCAP) >> 20U & 1U) != 0; }                     // HWCAP_ASIMDDP
+bool i8mm_there() { return dotprod_there() && (getauxval(AT_HWCAP2) >> 13U & 1U) != 0; }  // HWCAP2_I8MM
+
+/// Best first.
+const std::vector<Set>& sets() {
+  static const std::vector<Set> all{{&i8mm, "products of 8-bit matrices (i8mm) and dot products", i8mm_there},
+                                    {&dotprod, "dot products of 8-bit integers", dotprod_there},
+                                    {&neon, "nothing", [] { return true; }},
                                     {&portable, "nothing", [] { return true; }}};
   return all;
 }
