@@ -177,7 +177,7 @@ def test_what_drives_its_programs_passes(tmp_path: Path) -> None:
     files = [f"tests/test_{name}.py" for name in ("cpp_decoding", "cpp_text", "kernels")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
         env={**environment, "TFORMER_CPP_BUILD": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,
