@@ -7,7 +7,8 @@ namespace tformer::kernels {
 namespace {
 
 struct DotProducts {
-  static constexpr int rows = 6, int4_rows = 4, less = 128;
+  static constexpr int rows = 4, int4_rows = 4, less = 128;
+  static constexpr bool arranges = false;
 
   template <int R>
   struct Sums {

@@ -8,6 +8,7 @@ namespace {
 
 struct WideProducts {
   static constexpr int rows = 2, int4_rows = 2, less = 128;
+  static constexpr bool arranges = false;
 
   /// Four lanes for two outputs, as an instruction adds neighbours.
   template <int R>

@@ -19,6 +19,8 @@ constexpr int looks = 64, patience = 2000;             // pauses between two loo
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // about as long as x86's pause; `yield` takes no time on most processors
 #else
   std::this_thread::yield();
 #endif
