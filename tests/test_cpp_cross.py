@@ -125,6 +125,15 @@ def test_kernels_of(cpu: str) -> None:
         assert found == f"15 checks of {len(here)} sets, 30 times\n"
 
 
+def test_no_kernel_runs_before_the_processor_is_asked() -> None:
+    """As in test_native.py: a table that is not a constant would be filled when the library loads."""
+    objects = sorted((CROSS / "src/kernels").rglob("*.o"))
+    assert {path.name.partition(".")[0] for path in objects} == {"choose", "portable", *SETS["max"]}
+    for path in objects:
+        symbols = run([f"{TARGET}-nm", str(path)]).decode()
+        assert path.name.startswith("choose") or "_GLOBAL__sub_I" not in symbols, path
+
+
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 200), (3, 200), (7, 200), (16, 2100)])
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "int4"])
 def test_products_have_the_bits_of_this_machine(kind: str, rows: int, inputs: int) -> None:
