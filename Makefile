@@ -78,13 +78,14 @@ cpp-cross:
 	cmake --build engines/build-$(TARGET)
 
 # The CPU engine in Python, --backend native: installed in .venv, or as a wheel for other machines in dist/.
+# TensorRT_ROOT: with TensorRT's plans, whose lines the server then batches in C++.
 native: $(READY)
 	engines/install-native $(BIN)/python
 
-native-wheel: cpp-build $(READY)
+native-wheel: $(if $(TensorRT_ROOT),cpp-trt,cpp-build) $(READY)
 	rm -rf dist/native
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist/native engines/python \
-	  -C cmake.define.TFORMER_ARCHIVE="$(CURDIR)/engines/build/libtformer-all.a"
+	  -C cmake.define.TFORMER_ARCHIVE="$(CURDIR)/engines/build$(if $(TensorRT_ROOT),-trt)/libtformer-all.a"
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w dist dist/native/tformer_native-*.whl
 
 # The library and tformer-cpp with TensorRT's plans, in engines/build-trt: make cpp-trt TensorRT_ROOT=FOLDER.

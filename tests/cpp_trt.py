@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -21,6 +22,8 @@ HEADERS = Path(os.environ.get("TFORMER_TENSORRT_HEADERS", ROOT.parent / "shared"
 """A folder of each version has NvInfer.h; they are no part of the project."""
 VERSIONS = ("8.6.1", "10.0.1", "10.16", "11.1")
 SIMULATED = ROOT / "tests" / "simulated"
+BINDING = ROOT / "engines/build-python"
+"""Where `make native` builds the package for Python."""
 SOURCES = ROOT / "engines" / "src" / "trt"
 OFF = "src/trt/off.cpp"
 """What stands in for all others where there is no TensorRT."""
@@ -37,10 +40,10 @@ def headers(version: str) -> Path:
 
 
 @cache
-def commands(target: str = "all") -> list[list[str]]:
+def commands(target: str = "all", build: Path | None = None) -> list[list[str]]:
     """What the C++ build runs to make a target, one command after the other."""
     made = subprocess.run(
-        ["ninja", "-C", built(), "-t", "commands", target], capture_output=True, text=True, check=True
+        ["ninja", "-C", build or built(), "-t", "commands", target], capture_output=True, text=True, check=True
     ).stdout
     return [shlex.split(line.removeprefix(": && ").removesuffix(" && :")) for line in made.splitlines()]
 
@@ -53,9 +56,9 @@ def own_command() -> list[str]:
     pytest.skip(f"{built()} was built with TensorRT_ROOT: the tests add TensorRT to a build without it")
 
 
-def run(command: Sequence[str | Path]) -> None:
-    """Run a compiler in the build's folder; what it says is the failure."""
-    done = subprocess.run(list(map(str, command)), cwd=built(), capture_output=True, text=True)
+def run(command: Sequence[str | Path], build: Path | None = None) -> None:
+    """Run a compiler in a build's folder; what it says is the failure."""
+    done = subprocess.run(list(map(str, command)), cwd=build or built(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -68,6 +71,12 @@ def object_of(source: Path, version: str, folder: Path) -> Path:
     return out
 
 
+def sources(version: str) -> dict[Path, str]:
+    """Our files, and the headers that each is compiled with: where nothing of TensorRT is included, the newest do."""
+    files = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != Path(OFF).name]
+    return {source: version if "<NvInfer" in source.read_text() else VERSIONS[-1] for source in files}
+
+
 @cache
 def library(version: str, folder: Path) -> Path:
     """A folder with libtformer of these headers: all objects of the build but one, and those in its place."""
@@ -75,10 +84,7 @@ def library(version: str, folder: Path) -> Path:
         headers(each)  # skips before there is a folder
     made = folder / f"tformer-{version}"
     made.mkdir()
-    sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != Path(OFF).name]
-    # Where nothing of TensorRT is included, one object does for all.
-    of = {source: version if "<NvInfer" in source.read_text() else VERSIONS[-1] for source in sources}
-    objects = [object_of(source, of[source], folder) for source in sources]
+    objects = [object_of(source, of, folder) for source, of in sources(version).items()]
     link = next(list(words) for words in commands("libtformer.so") if "-shared" in words)
     at = next(i for i, word in enumerate(link) if word.endswith(f"{OFF}.o"))
     link[at : at + 1] = map(str, objects)
@@ -87,6 +93,26 @@ def library(version: str, folder: Path) -> Path:
     run(link)
     for name in ("libtformer.so.0", "libtformer.so"):
         (made / name).symlink_to(Path(link[out]).name)
+    return made
+
+
+@cache
+def binding(version: str, folder: Path) -> Path:
+    """A folder with the package tformer_native of these headers: the objects of `make native`, and ours of plans."""
+    headers(version)
+    if not (BINDING / "build.ninja").is_file():
+        pytest.skip(f"{BINDING} has no build of tformer-native: make native")
+    own_command()
+    run(["cmake", "--build", BINDING, "--target", "_native"])
+    objects = [object_of(source, of, folder) for source, of in sources(version).items()]
+    (link,) = (words for words in commands("_native", BINDING) if "-shared" in words)
+    at = next(i for i, word in enumerate(link) if word.endswith("libtformer-all.a"))
+    link[at:at] = map(str, objects)  # before the archive, so that its own is not looked at
+    made = folder / f"native-{version}"
+    shutil.copytree(ROOT / "engines/python/tformer_native", made / "tformer_native")
+    out = link.index("-o") + 1
+    link[out] = str(made / "tformer_native" / Path(link[out]).name)
+    run(link, BINDING)
     return made
 
 

@@ -52,7 +52,7 @@ class State {
 
 /// The error of engines whose sentences are all at the same step.
 inline Error cannot_join() {
-  return Error(Status::limit, spec::cannot_join("ort-cpu or native"));
+  return Error(Status::limit, spec::cannot_join("ort-cpu, native or trt"));
 }
 
 /// Runs one model for one thread.
@@ -70,8 +70,9 @@ class Engine {
   virtual bool admits() const { return false; }
   /// Load now what `admit` needs, so that no step waits for it. Throws Error.
   virtual void prepare_to_admit() {}
-  /// Append sentences to the state, at their first step, with as many rows as the others have. Throws Error; the state is
-  /// then as it was, or `lost`.
+  /// Append sentences to the state, at their first step, with as many rows as the others have. The outlook is that of
+  /// all that then run, but `required` has the lists of those that join. Throws Error; the state is then as it was, or
+  /// `lost`.
   virtual void admit(State&, const std::vector<std::int32_t>&, const std::vector<std::int32_t>&, const Outlook&) {
     throw cannot_join();
   }

@@ -132,15 +132,28 @@ bool Serving::is_retired(const Line& line) {
   return retired_.count(line.number) > 0;
 }
 
+/// Whether a batch of so many sentences, or plans for it, can have a line beside those on their way.
+bool Serving::has_room(const Line& line, std::size_t sentences) const {
+  const Limits& limits = translator_.engine().limits();
+  std::int64_t rows = line.options.rows(), tokens = line.options.max_tokens;
+  std::size_t longest = line.batch.width();
+  for (const auto& each : on_their_way_) {
+    if (each->search->done()) continue;
+    rows = std::max(rows, each->options.rows());
+    tokens = std::max(tokens, each->options.max_tokens);
+    longest = std::max(longest, each->batch.width());
+  }
+  return sentences < limits.sentences(rows, longest, std::min(tokens, limits.tgt_tokens));
+}
+
 /// Let waiting lines join, as many as there is room for.
 void Serving::let_join() {
-  const auto most = static_cast<std::size_t>(translator_.engine().limits().batch);
   std::vector<Search*> joining;
   {
     const std::lock_guard<std::mutex> held(lock_);
     // A number that was cancelled and is used again waits until the line that had it is gone.
-    while (!waiting_.empty() && running_.sentences() + joining.size() < most &&
-           retired_.count(waiting_.front()->number) == 0) {
+    while (!waiting_.empty() && retired_.count(waiting_.front()->number) == 0 &&
+           has_room(*waiting_.front(), running_.sentences() + joining.size())) {
       joining.push_back(waiting_.front()->search.get());
       on_their_way_.splice(on_their_way_.end(), waiting_, waiting_.begin());
     }

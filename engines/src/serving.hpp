@@ -65,6 +65,7 @@ class Serving {
   static std::exception_ptr error_of(const Line& line);
   void leave_out();
   bool is_retired(const Line& line);
+  bool has_room(const Line& line, std::size_t sentences) const;
   void let_join();
   bool joins(const std::vector<Search*>& searches, bool alone);
   std::size_t hand_over();

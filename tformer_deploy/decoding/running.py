@@ -69,7 +69,9 @@ def make_search(
 
 def continuous(engine: Engine) -> Running:
     """Continuous batching by the engine's own runtime where it has it, which gives the same, else by ours."""
-    return engine.continuous() if isinstance(engine, Continues) else ContinuousBatch(engine)
+    if isinstance(engine, Continues) and engine.continues:
+        return engine.continuous()
+    return ContinuousBatch(engine)
 
 
 def each_token(on_token: Callable[[int], None]) -> Callable[[Step], None]:

@@ -329,6 +329,11 @@ class Running(Protocol):
 class Continues(Protocol):
     """An engine whose runtime has continuous batching of its own, whose results must equal those of ours."""
 
+    @property
+    def continues(self) -> bool:
+        """Whether `decoding.continuous` uses it."""
+        ...
+
     def continuous(self) -> Running:
         """A batch that nobody has joined yet."""
         ...

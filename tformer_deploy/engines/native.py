@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 import tformer_native
-from tformer_native import Error, Model, State
+from tformer_native import Error, Model, State, tensorrt_headers
 from tformer_native import Outputs as Compiled
 from tformer_native import __version__ as native_version
 
@@ -41,6 +41,8 @@ from .base import (
 )
 from .spec import STANDARD, Opening
 
+__all__ = ["InCpp", "NativeBatch", "NativeEngine", "load_runtime", "open_engine", "tensorrt_headers"]
+
 R = TypeVar("R")
 KINDS: dict[int, type[TformerError]] = {
     1: ConfigError,
@@ -72,10 +74,35 @@ def open_engine(opening: Opening) -> NativeEngine:
 open_encoder = open_engine
 
 
-class NativeEngine:
+class InCpp:
+    """What the library has opened, as far as its continuous batching needs it."""
+
+    _model: Any = None
+    _allowed: tuple[Outputs, Any] | None = None
+
+    def open(self, own: Limits, *arguments: Any, **options: Any) -> None:
+        """Open a bundle. Raises EngineError where its limits are not our own."""
+        model = _call(Model, *arguments, **options)
+        if (limits := model.limits) != (own.batch, own.src_tokens, own.tgt_tokens, own.beams):
+            raise EngineError(f"tformer-native reads other limits from the bundle: {limits}, not {own}")
+        self._model = model
+
+    def batch(self) -> tformer_native.Running:
+        """A batch of the library's."""
+        return _call(self._model.continuous)
+
+    def compiled(self, allowed: Outputs) -> Any:
+        """The allowed outputs as a trie in C++; cached for the next call."""
+        cached = self._allowed  # another thread may replace it meanwhile
+        if not cached or cached[0] is not allowed:
+            cached = self._allowed = allowed, _call(Compiled, list(allowed.outputs()))
+        return cached[1]
+
+
+class NativeEngine(InCpp):
     """Runs the program of a variant. Any number of threads may decode; each state has threads and memory of its own."""
 
-    searches, encodes = True, True
+    searches, encodes, continues = True, True, True
 
     def __init__(self, bundle: Bundle, threads: int, variant: str, shortlist: bool = False) -> None:
         load_runtime()
@@ -85,16 +112,11 @@ class NativeEngine:
         self.limits = Limits.of(self.recipe.axes)
         self.attention, self.admits, self.precision = False, True, str(self.recipe.precision)
         self.batch_tokens = BATCH_TOKENS
-        self._model: Any = None
-        self._allowed: tuple[Outputs, Any] | None = None
 
     def __enter__(self) -> Self:
         folder = str(self.bundle.directory)
         variant, library = self.variant or STANDARD, self.onnxruntime()
-        self._model = _call(Model, folder, variant, self.threads, self.shortlist, onnxruntime=library)
-        own = self.limits.batch, self.limits.src_tokens, self.limits.tgt_tokens, self.limits.beams
-        if (limits := self._model.limits) != own:
-            raise EngineError(f"tformer-native reads other limits from the bundle: {limits}, not {own}")
+        self.open(self.limits, folder, variant, self.threads, self.shortlist, onnxruntime=library)
         self.attention, self.admits = self._model.attention, self._model.admits
         self.batch_tokens = self._model.batch_tokens
         return self
@@ -160,22 +182,11 @@ class NativeEngine:
         """See `Continues.continuous`."""
         return NativeBatch(self)
 
-    def batch(self) -> tformer_native.Running:
-        """A batch of the library's."""
-        return _call(self._model.continuous)
-
-    def compiled(self, allowed: Outputs) -> Any:
-        """The allowed outputs as a trie in C++; cached for the next call."""
-        cached = self._allowed  # another thread may replace it meanwhile
-        if not cached or cached[0] is not allowed:
-            cached = self._allowed = allowed, _call(Compiled, list(allowed.outputs()))
-        return cached[1]
-
 
 class NativeBatch:
     """Continuous batching in the library: a step and its search run without Python."""
 
-    def __init__(self, engine: NativeEngine) -> None:
+    def __init__(self, engine: InCpp) -> None:
         self.engine, self._searches = engine, list[NativeSearch]()
         self._batch: tformer_native.Running | None = None
         """None while nobody runs: its engine has threads and memory."""
@@ -216,7 +227,7 @@ class NativeBatch:
 class NativeSearch:
     """A search in a `NativeBatch`."""
 
-    def __init__(self, engine: NativeEngine, batch: tformer_native.Running, asked: Request) -> None:
+    def __init__(self, engine: InCpp, batch: tformer_native.Running, asked: Request) -> None:
         own = asked.batch
         compiled = engine.compiled(asked.allowed) if asked.allowed else None
         sources = own.src_ids, own.src_lengths, list(own.numbers), own.prefixes

@@ -1,5 +1,5 @@
-// tformer_native: libtformer inside a Python process, with the CPU engine or ONNX Runtime. Its outputs are shared with
-// numpy, not copied, and other threads of Python run while it computes.
+// tformer_native: libtformer inside a Python process, with the CPU engine, ONNX Runtime or TensorRT. Its outputs are
+// shared with numpy, not copied, and other threads of Python run while it computes.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -27,6 +27,7 @@
 #include "kernels/kernels.hpp"
 #include "settings.hpp"
 #include "speed.hpp"
+#include "trt/open.hpp"
 
 namespace tformer::python {
 namespace {
@@ -212,13 +213,16 @@ nb::list cross_keys_values(const Decode& decode) {
 
 class Model {
  public:
-  /// `onnxruntime`: the file of the library that is to run the bundle's graphs; none: the CPU engine runs a program.
+  /// `onnxruntime`: the file of the library that is to run the bundle's graphs, `tensorrt`: its plans; without both the
+  /// CPU engine runs a program.
   Model(const std::string& folder, const std::string& variant, int threads, bool shortlist, const std::string& kernels,
-        const std::optional<std::string>& onnxruntime) {
+        const std::optional<std::string>& onnxruntime, const std::optional<std::string>& tensorrt) {
     const nb::gil_scoped_release others;
+    if (onnxruntime && tensorrt) throw Error(Status::usage, "onnxruntime and tensorrt: name one of them");
     Settings settings;
-    settings.set("backend", onnxruntime ? "ort" : "native");
+    settings.set("backend", tensorrt ? "trt" : onnxruntime ? "ort" : "native");
     if (onnxruntime) settings.set("onnxruntime", *onnxruntime);
+    if (tensorrt) settings.set("tensorrt", *tensorrt);
     settings.set("variant", variant);
     settings.set("threads", std::to_string(threads));
     settings.set("shortlist", shortlist ? "true" : "false");
@@ -233,6 +237,7 @@ class Model {
   bool attention() const { return attention_; }
   bool admits() const { return admits_; }
   std::int64_t batch_tokens() const { return engines_->backend().batch_tokens(); }
+  std::string warning() const { return engines_->backend().warning(); }
   nb::tuple limits() const {
     const Limits& most = engines_->backend().limits();
     return nb::make_tuple(most.batch, most.src_tokens, most.tgt_tokens, most.beams);
@@ -357,17 +362,21 @@ NB_MODULE(_native, module) {
       .def("step", &Running::step)
       .def("remove", &Running::remove, "search"_a);
   nb::class_<Model>(module, "Model")
-      .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&, const std::optional<std::string>&>(),
-           "folder"_a, "variant"_a, "threads"_a, "shortlist"_a = false, "kernels"_a = "", "onnxruntime"_a = nb::none())
+      .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&, const std::optional<std::string>&,
+                    const std::optional<std::string>&>(),
+           "folder"_a, "variant"_a, "threads"_a, "shortlist"_a = false, "kernels"_a = "", "onnxruntime"_a = nb::none(),
+           "tensorrt"_a = nb::none())
       .def_prop_ro("limits", &Model::limits)
       .def_prop_ro("attention", &Model::attention)
       .def_prop_ro("admits", &Model::admits)
       .def_prop_ro("batch_tokens", &Model::batch_tokens)
+      .def_prop_ro("warning", &Model::warning)
       .def("encode", &Model::encode, "src_ids"_a.none(), "src_lengths"_a.none(), "beams"_a, "tokens"_a, "required"_a)
       .def("continuous", &Model::continuous)
       .def("memory", &Model::memory, "src_ids"_a.none(), "src_lengths"_a.none())
       .def("search", &Model::search, "src_ids"_a.none(), "src_lengths"_a.none(), "numbers"_a, "prefixes"_a, "options"_a,
            "allowed"_a.none(), "strict"_a, "calls"_a.none());
+  module.def("tensorrt_headers", &tformer::tensorrt_headers);
   module.def("kernels", &tformer::kernels::names);
   module.def("best_kernels", [] { return tformer::kernels::best().name; });
   module.def("product_rate", &product_rate, "numbers"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());

@@ -1,4 +1,4 @@
-"""libtformer inside a Python process: the CPU engine, or ONNX Runtime. `tformer_deploy.engines` uses it."""
+"""libtformer inside a Python process: the CPU engine, ONNX Runtime, or TensorRT. `tformer_deploy.engines` uses it."""
 
 from ._native import (
     Error,
@@ -11,6 +11,7 @@ from ._native import (
     best_kernels,
     kernels,
     product_rate,
+    tensorrt_headers,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "best_kernels",
     "kernels",
     "product_rate",
+    "tensorrt_headers",
 ]

@@ -70,8 +70,10 @@ class Model:
         shortlist: bool = False,
         kernels: str = "",
         onnxruntime: str | None = None,
+        tensorrt: str | None = None,
     ) -> None:
-        """`onnxruntime`: the file of the library that runs the bundle's graphs; None: the CPU engine runs a program."""
+        """`onnxruntime`: the file of the library that runs the bundle's graphs; `tensorrt`: of the one that runs its
+        plans, or its folder, "" where the loader finds it; without both, the CPU engine runs a program."""
     @property
     def limits(self) -> tuple[int, int, int, int]:
         """Sentences, source tokens, target tokens, beams."""
@@ -81,6 +83,9 @@ class Model:
     def admits(self) -> bool: ...
     @property
     def batch_tokens(self) -> int: ...
+    @property
+    def warning(self) -> str:
+        """Why it runs slower than it could, if that is known by now."""
     def encode(
         self, src_ids: Ints, src_lengths: Ints, beams: int, tokens: int, required: Sequence[Sequence[int]]
     ) -> State: ...
@@ -101,6 +106,9 @@ class Model:
     ) -> list[list[tuple[list[int], int | None, float, float, list[int]]]]:
         """Of each source its outputs: ids, end token, score, value, alignment. `options`: JSON. `calls` gets those of
         the engine: name, begin and end in seconds of time.perf_counter."""
+
+def tensorrt_headers() -> str:
+    """The version of the TensorRT headers that this was built with, such as 11.1.0; "": it runs no plans."""
 
 def kernels() -> list[str]:
     """The instruction sets that this build knows, best first."""

@@ -14,6 +14,14 @@ void add_widened(std::vector<std::int32_t>& all, std::size_t sentences, std::siz
   }
 }
 
+/// What is announced of one more search; its `required` are left to the caller.
+void add_outlook(const Outlook& asked, Outlook& all) {
+  all.beams = std::max(all.beams, asked.beams);
+  all.tokens = std::max(all.tokens, asked.tokens);
+  if (asked.end_id != all.end_id) all.end_id = -1;
+  all.drawn |= asked.drawn;
+}
+
 /// Sentences of a batch, `count` * `size` values each, from one array to another with as many rows of a sentence or fewer.
 template <typename Value>
 void copy_rows(const std::vector<Value>& from, std::size_t first, std::size_t sentences, std::size_t width,
@@ -50,12 +58,10 @@ void ContinuousBatch::join(const std::vector<Search*>& searches) {
     lengths.insert(lengths.end(), batch.src_lengths.begin(), batch.src_lengths.end());
     if (search == searches[0]) continue;
     const Outlook asked = search->outlook();
-    outlook.beams = std::max(outlook.beams, asked.beams);
-    outlook.tokens = std::max(outlook.tokens, asked.tokens);
+    add_outlook(asked, outlook);
     outlook.required.insert(outlook.required.end(), asked.required.begin(), asked.required.end());
-    if (asked.end_id != outlook.end_id) outlook.end_id = -1;
-    outlook.drawn |= asked.drawn;
   }
+  for (const Search* search : searches_) add_outlook(search->outlook(), outlook);
   searches_.reserve(searches_.size() + searches.size());  // so that nothing fails once the engine has them
   if (searches_.empty()) {
     state_ = engine_.encode(ids, lengths, outlook);
@@ -188,9 +194,11 @@ void ContinuousBatch::take_out(std::vector<Search*>::const_iterator leaving) {
     }
   }
   searches_.erase(leaving);
-  const auto width = static_cast<std::int32_t>(width_);
+  const auto before = static_cast<std::int32_t>(width_);
+  width_ = 1;  // else who joins before the next step would have rows that nobody needs
+  for (const Search* each : searches_) width_ = std::max(width_, each->width());
   for (const std::int32_t sentence : kept_) {
-    for (std::int32_t k = 0; k < width; ++k) parents_.push_back(sentence * width + k);
+    for (std::int32_t k = 0; k < static_cast<std::int32_t>(width_); ++k) parents_.push_back(sentence * before + k);
   }
   if (!searches_.empty()) engine_.reorder(*state_, parents_, kept_);
 }

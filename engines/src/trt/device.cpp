@@ -311,4 +311,30 @@ std::vector<std::vector<float>> TrtDevice::cross() {
   return found;
 }
 
+void TrtDevice::take_over(TrtDevice& other, const std::vector<std::int32_t>& theirs,
+                          const std::vector<std::int32_t>& ours, std::int64_t filled, std::int64_t step) {
+  const OnGpu on;
+  Pinned source(other.past_size_), target(past_size_);
+  other.stream_.to_host(source, other.pasts_[step % 2]->address, other.past_size_);
+  other.stream_.wait();
+  for (const std::string& name : pasts_of_) {
+    const Tensor &to = tensors_.at(name), &from = other.tensors_.at(name);  // (rows, H, M, D)
+    const bool same = to.type == from.type && to.shape.size() == 4 && from.shape.size() == 4 &&
+                      to.shape[1] == from.shape[1] && to.shape[3] == from.shape[3];
+    if (!same) {
+      throw Error(Status::bundle, "the plans for " + profile.shown() + " and " + other.profile.shown() + " differ in " +
+                                      name + ": export and build again");
+    }
+    const std::size_t heads = size(to.shape[1]), each = size(to.shape[3]) * bytes_of(to.type, name);
+    const std::size_t bytes = size(std::min({filled, to.shape[2], from.shape[2]})) * each;
+    for (std::size_t i = 0; i < ours.size() * heads; ++i) {
+      const std::size_t row = size(ours[i / heads]), other_row = size(theirs[i / heads]), head = i % heads;
+      std::memcpy(target.bytes + to.offset + (row * heads + head) * size(to.shape[2]) * each,
+                  source.bytes + from.offset + (other_row * heads + head) * size(from.shape[2]) * each, bytes);
+    }
+  }
+  stream_.to_device(pasts_[step % 2]->address, target, past_size_);
+  stream_.wait();
+}
+
 }  // namespace tformer

@@ -61,6 +61,9 @@ class TrtDevice {
   const std::vector<float>& log_probs();
   /// The encoder's outputs, 2L of (B, H, S, D).
   std::vector<std::vector<float>> cross();
+  /// Take over the first `filled` keys and values that step `step` reads of another device's rows; waits for both.
+  void take_over(TrtDevice& other, const std::vector<std::int32_t>& theirs, const std::vector<std::int32_t>& ours,
+                 std::int64_t filled, std::int64_t step);
 
  private:
   /// An input or output: its type, size and place in a block of memory.

@@ -13,6 +13,7 @@
 #include "errors.hpp"
 #include "ort/library.hpp"
 #include "trt/cuda.hpp"
+#include "trt/open.hpp"
 
 namespace fs = std::filesystem;
 
@@ -101,6 +102,10 @@ std::vector<Stamp> TensorRt::stamps(const std::string& capability, const std::st
 }
 
 int TensorRt::oldest_driver() { return NV_TENSORRT_MAJOR >= rtx_interface ? 12000 : 11040; }
+
+std::string tensorrt_headers() {
+  return major_text() + "." + std::to_string(NV_TENSORRT_MINOR) + "." + std::to_string(NV_TENSORRT_PATCH);
+}
 
 std::vector<TensorRt> load_tensorrt(const std::string& place) {
   const char* named = std::getenv("TFORMER_TENSORRT");

@@ -10,4 +10,6 @@ std::shared_ptr<const Backend> open_plans(std::shared_ptr<const Bundle>, const O
               "backend ort");
 }
 
+std::string tensorrt_headers() { return ""; }
+
 }  // namespace tformer

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...base.errors import ConfigError, EngineError, MissingExtra, install, unknown
+from ...base.errors import ConfigError, EngineError, MissingExtra, extras, install, unknown
 from ...base.files import atomic_file
 from ...bundle.plans import Stamp
 
@@ -23,6 +23,9 @@ LOG = logging.getLogger(__name__)
 MODULES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 """Flavors, in the order in which an installed one is taken, and their Python modules."""
 EXTRAS = {"tensorrt": "trt", "rtx": "trt-rtx"}
+LIBRARIES = {"tensorrt": "libnvinfer.so", "rtx": "libtensorrt_rtx.so"}
+"""How the names of their files begin."""
+MAPS = Path("/proc/self/maps")
 PORTABLE = "sm80+"
 """What a plan of TensorRT for RTX runs on: every GPU of compute capability 8.0 and above."""
 
@@ -108,6 +111,31 @@ def load_builder(flavor: str = "") -> TensorRt:
     if (chosen == "rtx") != polygraphy.config.USE_TENSORRT_RTX:
         raise ConfigError(f"--trt-flavor {chosen}: this process has loaded the other one already")
     return load_tensorrt(chosen)
+
+
+def library_of(tensorrt: TensorRt) -> str:
+    """The file that Python has loaded, so that C++ uses the same; empty: the loader knows where it is."""
+    lines = MAPS.read_text().splitlines() if MAPS.is_file() else []
+    mapped = {line.split(maxsplit=5)[5] for line in lines if "/" in line}
+    return min((each for each in mapped if Path(each).name.startswith(LIBRARIES[tensorrt.flavor])), default="")
+
+
+def why_not_in_cpp(tensorrt: TensorRt) -> str:
+    """Why the C++ library here does not run the plans of a TensorRT; empty: it does."""
+    if not find_spec("tformer_native"):
+        return "tformer-native is not installed"
+    try:
+        with extras():
+            from ..native import load_runtime, tensorrt_headers
+        load_runtime()
+    except MissingExtra as error:
+        return str(error)
+    headers = tensorrt_headers()
+    if not headers:
+        return "tformer-native was built without TensorRT_ROOT"
+    if int(headers.split(".")[0]) != tensorrt.major:
+        return f"tformer-native was built with the headers of TensorRT {headers}, not of {tensorrt.title}"
+    return ""
 
 
 def require_gpu(wanted_by: str) -> Gpu:

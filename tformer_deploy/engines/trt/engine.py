@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...base.errors import EngineError, NoRoom, install
 from ...bundle.contract import GRAPHS
@@ -16,15 +16,21 @@ from ...bundle.manifest import Bundle
 from ...bundle.plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..base import Floats, Ints, Limits
 from ..speculative import SpeculativeEngine
-from .api import Kernels, TensorRt, installed, is_full, load_tensorrt, make_runtime, require_gpu
+from .api import Kernels, TensorRt, installed, is_full, load_tensorrt, make_runtime, require_gpu, why_not_in_cpp
 from .cuda import Event
 from .device import TrtDevice, free_all
+
+if TYPE_CHECKING:
+    from ..base import Running
+    from .in_cpp import PlansInCpp
 
 
 class TrtEngine(SpeculativeEngine):
     """Runs the plans of a bundle that fit this host."""
 
     keeps = sys.maxsize
+    _in_cpp: PlansInCpp | None = None
+    """The same plans in C++, once somebody has asked for continuous batching."""
 
     def __init__(self, bundle: Bundle, precision: str = "", only: Profile | None = None) -> None:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
@@ -59,6 +65,7 @@ class TrtEngine(SpeculativeEngine):
 
     def __exit__(self, *why: object) -> None:
         super().__exit__(*why)
+        self._in_cpp = None
         try:
             free_all([device.free for device in self._devices], quiet=why[1] is not None)
         finally:
@@ -83,6 +90,25 @@ class TrtEngine(SpeculativeEngine):
     def layers(self, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints) -> dict[str, Floats]:
         """See `Engine.layers`: a plan shows none. Raises EngineError."""
         raise EngineError("a plan does not show its layers: check ort:trt, which runs the graphs that it was made of")
+
+    @property
+    def why_not_in_cpp(self) -> str:
+        """Why Python takes the steps of continuous batching; empty: the C++ library does."""
+        return "one profile alone is used" if self.only else why_not_in_cpp(self.tensorrt)
+
+    @property
+    def continues(self) -> bool:
+        """See `Continues.continues`."""
+        return not self.why_not_in_cpp
+
+    def continuous(self) -> Running:
+        """See `Continues.continuous`. C++ has buffers of its own, and holds the plans that it uses once more."""
+        from .in_cpp import PlansBatch, PlansInCpp
+
+        with self._lock:
+            if not self._in_cpp:
+                self._in_cpp = PlansInCpp(self)
+            return PlansBatch(self._in_cpp)
 
     def choose(self, wanted: Profile, filled: int) -> Profile:
         """See `SpeculativeEngine.choose`: the smallest that takes the request."""
