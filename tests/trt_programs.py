@@ -121,13 +121,12 @@ def run(
     removed: set[int] = set()
     waiting = sorted(range(len(asked)), key=lambda i: begins[i])
     step = 0
-    while waiting or any(search.running for search in searches.values()):
-        on_their_way = [i for i, search in searches.items() if search.running]
-        for i in on_their_way:
+    while waiting or going(searches, removed):
+        for i in going(searches, removed):
             if leaving.get(i, step + 1) <= step:
                 running.remove(searches[i])
                 removed.add(i)
-        on_their_way = [i for i in on_their_way if i not in removed]
+        on_their_way = going(searches, removed)
         joining: list[int] = []
         while waiting and begins[waiting[0]] <= step and has_room(limits, asked, [*on_their_way, *joining, waiting[0]]):
             joining.append(waiting.pop(0))
@@ -136,6 +135,11 @@ def run(
         running.step()
         step += 1
     return {i: search for i, search in searches.items() if i not in removed}
+
+
+def going(searches: dict[int, Joined], removed: set[int]) -> list[int]:
+    """Those that run; Python's searches do not say that they were removed."""
+    return [i for i, search in searches.items() if search.running and i not in removed]
 
 
 def has_room(limits: Limits, asked: Sequence[Request], together: Sequence[int]) -> bool:
