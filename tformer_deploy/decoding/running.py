@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
 
@@ -131,6 +132,8 @@ class ContinuousBatch:
         outlook = reduce(Outlook.beside, (search.outlook() for search in searches))
         try:
             if self.searches:
+                others, required = (search.outlook() for search in self.searches), outlook.required
+                outlook = replace(reduce(Outlook.beside, others, outlook), required=required)
                 self.engine.admit(self._state, src_ids, src_lengths, outlook)
             else:
                 self._state = self.engine.encode(src_ids, src_lengths, outlook)
@@ -158,7 +161,9 @@ class ContinuousBatch:
             self._state = None
             return
         sentences = np.flatnonzero(going).astype(np.int32)
-        rows = sentences[:, None] * self._width + np.arange(self._width)
+        width = max(each.tokens.shape[1] for each in self.searches)
+        rows = sentences[:, None] * self._width + np.arange(width)
+        self._width = width
         try:
             self.engine.reorder(self._state, rows.astype(np.int32), sentences)
         except BaseException as error:

@@ -134,6 +134,8 @@ class Engine(Protocol):
     def admit(self, state: State, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """Append sentences to those of the state, at their first step, with as many rows as the others have.
 
+        `outlook` is that of all that then run; its `required` are of those that join.
+
         Raises LimitError beyond `limits`, and where the engine or its graphs cannot admit sentences; the state is then
         as before. After any other error it cannot be used.
         """

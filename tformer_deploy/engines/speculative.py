@@ -219,12 +219,12 @@ class SpeculativeEngine(ABC):
     def admit(self, state: SpeculativeState, src_ids: Ints, src_lengths: Ints, outlook: Outlook = ANYTHING) -> None:
         """See `Engine.admit`. Where the device is too small, all sentences move to a larger one."""
         check_request(src_ids, src_lengths, self.config, self.limits)
-        outlook = state.outlook.beside(outlook)
         total = len(state.parents) + len(src_ids)
         if total > self.limits.batch:
             raise LimitError(messages.TOO_MANY_JOINED.format(sentences=total, limit=self.limits.batch))
         widest = max(src_ids.shape[1], state.slots.src_lengths[state.sentences].max(initial=1))
         wanted = self._wanted(total, int(widest), outlook)
+        wanted = replace(wanted, beams=max(wanted.beams, state.parents.shape[1]))
         chosen = self.choose(wanted, state.longest)
         have, need, most = map(astuple, (state.slots.device.profile, wanted, chosen))
         if any(has < min(size, enough) for has, size, enough in zip(have, need, most, strict=True)):
