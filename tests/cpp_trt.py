@@ -105,7 +105,7 @@ def binding(version: str, folder: Path) -> Path:
     own_command()
     run(["cmake", "--build", BINDING, "--target", "_native"])
     objects = [object_of(source, of, folder) for source, of in sources(version).items()]
-    (link,) = (words for words in commands("_native", BINDING) if "-shared" in words)
+    link = next(list(words) for words in commands("_native", BINDING) if "-shared" in words)
     at = next(i for i, word in enumerate(link) if word.endswith("libtformer-all.a"))
     link[at:at] = map(str, objects)  # before the archive, so that its own is not looked at
     made = folder / f"native-{version}"

@@ -179,7 +179,7 @@ def test_what_cannot_be_served_is_refused_at_once(model: Model, variants_bundle:
         Serving(other)
     assert refused.value.status == LIMIT
     assert str(refused.value) == (
-        "this engine cannot add sentences to a running batch: use a variant of target ort-cpu or native, "
+        "this engine cannot add sentences to a running batch: use a variant of target ort-cpu, native or trt, "
         "without a shortlist"
     )
 

@@ -16,7 +16,17 @@ from ...bundle.manifest import Bundle
 from ...bundle.plans import PRECISIONS, Plans, Profile, build_command, find_plans, trt_variant
 from ..base import Floats, Ints, Limits
 from ..speculative import SpeculativeEngine
-from .api import Kernels, TensorRt, installed, is_full, load_tensorrt, make_runtime, require_gpu, why_not_in_cpp
+from .api import (
+    Kernels,
+    TensorRt,
+    installed,
+    is_full,
+    library_of,
+    load_tensorrt,
+    make_runtime,
+    require_gpu,
+    why_not_in_cpp,
+)
 from .cuda import Event
 from .device import TrtDevice, free_all
 
@@ -107,8 +117,9 @@ class TrtEngine(SpeculativeEngine):
 
         with self._lock:
             if not self._in_cpp:
-                self._in_cpp = PlansInCpp(self)
-            return PlansBatch(self._in_cpp)
+                folder, library = self.bundle.directory, library_of(self.tensorrt)
+                self._in_cpp = PlansInCpp(folder, self.precision, self.limits, library)
+            return PlansBatch(self._in_cpp, self.note_not_captured)
 
     def choose(self, wanted: Profile, filled: int) -> Profile:
         """See `SpeculativeEngine.choose`: the smallest that takes the request."""

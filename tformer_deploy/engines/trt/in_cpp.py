@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from ..base import Request
+from ..base import Limits, Request
 from ..native import InCpp, NativeBatch, NativeSearch
-from .api import library_of
-
-if TYPE_CHECKING:
-    from .engine import TrtEngine
 
 
 class PlansInCpp(InCpp):
-    """The plans of an engine, opened once more in C++."""
+    """The plans of a bundle, opened once more in C++."""
 
-    def __init__(self, engine: TrtEngine) -> None:
-        folder, library = str(engine.bundle.directory), library_of(engine.tensorrt)
-        self.open(engine.limits, folder, engine.precision, 0, tensorrt=library)
-        self._note = engine.note_not_captured
+    def __init__(self, folder: Path, precision: str, limits: Limits, library: str) -> None:
+        """`limits`: those that Python has found; `library`: TensorRT's file, or empty."""
+        self.open(limits, str(folder), precision, 0, tensorrt=library)
 
-    def note(self) -> None:
-        """Warn, once, where steps are not replayed as CUDA graphs."""
-        if why := self._model.warning.partition(": ")[2]:
-            self._note(why)
+    @property
+    def not_captured(self) -> str:
+        """Why steps are not replayed as CUDA graphs, if that is known by now."""
+        return str(self._model.warning).partition(": ")[2]
 
 
 class PlansBatch(NativeBatch):
     """Lines that share the steps of plans."""
 
-    def __init__(self, plans: PlansInCpp) -> None:
+    def __init__(self, plans: PlansInCpp, note_not_captured: Callable[[str], None]) -> None:
         super().__init__(plans)
-        self._plans = plans
+        self._plans, self._note = plans, note_not_captured
 
     def add(self, requests: Sequence[Request]) -> list[NativeSearch]:
         """See `Running.add`. New sizes take new buffers."""
         made = super().add(requests)
-        self._plans.note()
+        if why := self._plans.not_captured:
+            self._note(why)
         return made
