@@ -112,6 +112,7 @@ def test_answers_are_as_described(client: Any) -> None:
     assert "pieces" not in result
     cards = checked("Cards", client.get("/v1/cards").json())["models"]
     assert [each["name"] for each in cards] == ["numbers", "b"] and cards[0]["attention"]
+    assert cards[0]["steps"] == "Python"
     scores = checked("Score", {"source": "w7 w8", "target": "w5 w6"})
     assert checked("Scores", client.post("/v1/score", json=scores).json())["scores"]
     checked("Error", client.post("/v1/score", content=b"{").json())

@@ -24,6 +24,7 @@ from tformer_deploy.decoding import Batch, ContinuousBatch, DecodeOptions, Hypot
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.base import Joined, Limits, Running
 from tformer_deploy.engines.trt.engine import TrtEngine
+from tformer_deploy.serve.cards import card
 from tformer_deploy.serve.models import Caps, Model
 from tformer_deploy.serve.served import warm_up
 from tformer_deploy.translate.scheduler import Scheduler
@@ -67,7 +68,7 @@ def server(bundle: Path) -> None:
     with load(bundle, "trt", variant="fp32", max_tokens=LONGEST) as translator:
         model = Model("m", translator, Caps(max_tokens=LONGEST, beams=5), slots=4)
         warm_up(model)
-        assert in_cpp(translator.engine) and model.scheduler.steps
+        assert in_cpp(translator.engine) and model.scheduler.steps and card(model)["steps"] == "C++"
         texts = ["w5 w6", f"w7 w{SPOILED}", "w8 w9 w10", "w11"]
         bad = texts[1]
         lines = [model.submit(text, "", {"beams": 1 + i % 2}) for i, text in enumerate([*texts, *texts])]
@@ -191,7 +192,7 @@ def why_not(bundle: Path) -> None:
         assert isinstance(engine, TrtEngine)
         with Scheduler(translator) as running:
             assert running.submit("w5 w6").result(60).ids == translator.translate(["w5 w6"])[0].ids
-        print(engine.why_not_in_cpp)
+        print(engine.no_continuous)
         assert not engine._in_cpp
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from ..base.errors import ConfigError, DataError, LimitError
 from ..engines.base import (
     Batch,
-    Continues,
     Engine,
     Hypothesis,
     Ints,
@@ -21,6 +20,7 @@ from ..engines.base import (
     Running,
     Scores,
     State,
+    own_batches,
     own_search,
 )
 from .checks import check_search
@@ -70,9 +70,8 @@ def make_search(
 
 def continuous(engine: Engine) -> Running:
     """Continuous batching by the engine's own runtime where it has it, which gives the same, else by ours."""
-    if isinstance(engine, Continues) and engine.continues:
-        return engine.continuous()
-    return ContinuousBatch(engine)
+    own = own_batches(engine)
+    return own.continuous() if own else ContinuousBatch(engine)
 
 
 def each_token(on_token: Callable[[int], None]) -> Callable[[Step], None]:

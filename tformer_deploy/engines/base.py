@@ -332,8 +332,8 @@ class Continues(Protocol):
     """An engine whose runtime has continuous batching of its own, whose results must equal those of ours."""
 
     @property
-    def continues(self) -> bool:
-        """Whether `decoding.continuous` uses it."""
+    def no_continuous(self) -> str:
+        """Why `decoding.continuous` does not use it here; empty: it does."""
         ...
 
     def continuous(self) -> Running:
@@ -344,6 +344,11 @@ class Continues(Protocol):
 def own_search(engine: object) -> Searches | None:
     """An engine's own search, where `decoding.decode` uses it."""
     return engine if isinstance(engine, Searches) and engine.searches else None
+
+
+def own_batches(engine: object) -> Continues | None:
+    """An engine's own continuous batching, where `decoding.continuous` uses it."""
+    return engine if isinstance(engine, Continues) and not engine.no_continuous else None
 
 
 class SameStep:

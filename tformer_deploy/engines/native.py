@@ -102,7 +102,7 @@ class InCpp:
 class NativeEngine(InCpp):
     """Runs the program of a variant. Any number of threads may decode; each state has threads and memory of its own."""
 
-    searches, encodes, continues = True, True, True
+    searches, encodes, no_continuous = True, True, ""
 
     def __init__(self, bundle: Bundle, threads: int, variant: str, shortlist: bool = False) -> None:
         load_runtime()

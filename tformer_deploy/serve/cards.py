@@ -10,6 +10,7 @@ from ..base.errors import ArtifactError
 from ..base.headers import read_json, schema_error
 from ..bundle.manifest import REPORT, Bundle, open_bundle
 from ..engines import engine_name
+from ..engines.base import Continues, Engine, own_batches
 from ..translate.opening import TranslatorOptions
 from .models import Model
 
@@ -21,10 +22,18 @@ def card(model: Model) -> dict[str, Any]:
         "name": model.name,
         **_bundle(model),
         "precision": translator.engine.precision,
+        "steps": _steps(translator.engine),
         "attention": translator.engine.attention,
         "source_tokens": translator.engine.limits.src_tokens,
         "limits": asdict(model.caps),
     }
+
+
+def _steps(engine: Engine) -> str:
+    """What takes the steps that texts share."""
+    if own_batches(engine):
+        return "C++"
+    return f"Python: {engine.no_continuous}" if isinstance(engine, Continues) else "Python"
 
 
 def _bundle(model: Model) -> dict[str, Any]:

@@ -172,6 +172,10 @@ CARDS = _object(
                     "name": {"type": "string"},
                     "engine": {"type": "string", "description": "Backend, and variant if it is not the default."},
                     "precision": {"type": "string"},
+                    "steps": {
+                        "type": "string",
+                        "description": "What takes the steps that texts share: C++, or Python and why.",
+                    },
                     "attention": {"type": "boolean", "description": "Whether the option align may be set."},
                     "source_tokens": {"type": "integer", "description": "Most tokens of a text."},
                     "limits": {"type": "object", "description": "The most that a request may ask for."},

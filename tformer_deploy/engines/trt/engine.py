@@ -102,14 +102,9 @@ class TrtEngine(SpeculativeEngine):
         raise EngineError("a plan does not show its layers: check ort:trt, which runs the graphs that it was made of")
 
     @property
-    def why_not_in_cpp(self) -> str:
-        """Why Python takes the steps of continuous batching; empty: the C++ library does."""
+    def no_continuous(self) -> str:
+        """See `Continues.no_continuous`: why the C++ library does not run these plans."""
         return "one profile alone is used" if self.only else why_not_in_cpp(self.tensorrt)
-
-    @property
-    def continues(self) -> bool:
-        """See `Continues.continues`."""
-        return not self.why_not_in_cpp
 
     def continuous(self) -> Running:
         """See `Continues.continuous`. C++ has buffers of its own, and holds the plans that it uses once more."""
