@@ -210,12 +210,12 @@ TFORMER_API tformer_status tformer_score(tformer_translator *translator, const t
  *
  * All functions but tformer_serving_free may be called from any thread; steps run one at a time, and only a step waits
  * for another step. All lines share one batch, whatever `workers` is, with the model's threads per batch: open the model
- * with workers=1, so that these are all cores. Needs a variant of target ort-cpu or native and no shortlist, else the
- * status is TFORMER_LIMIT. */
+ * with workers=1, so that these are all cores. Needs a variant of target ort-cpu or native and no shortlist, or plans,
+ * else the status is TFORMER_LIMIT. */
 TFORMER_API tformer_status tformer_serving_new(tformer_model *model, const tformer_options *options,
                                                tformer_serving **serving);
 TFORMER_API void tformer_serving_free(tformer_serving *serving);
-/* Let a line join before the next step, or later if the batch has as many lines as the bundle's recipe allows.
+/* Let a line join before the next step, or later if the batch has as many lines as the recipe or the plans allow.
  * `options`: its own decoding options, over those of all, or null; other options are an error. Every line of a batch
  * has as many rows as the widest one. `number`: stands in messages as it is, seeds the line's samples, and identifies the
  * line until it is taken. A line that cannot be translated fails at once. */
