@@ -97,6 +97,7 @@ def test_the_c_api_serves_lines_on_plans(bundle: Path, compiled: Path) -> None:
     run_program("serving", bundle, [], [library(NEWEST, compiled), gpu(NEWEST, compiled)])
 
 
+@pytest.mark.long
 def test_headers_of_another_version_leave_the_steps_to_python(bundle: Path, compiled: Path) -> None:
     (said,) = run_program("why_not", bundle, [binding("10.0.1", compiled)], [gpu(NEWEST, compiled)])
     assert said == "tformer-native was built with the headers of TensorRT 10.0.1, not of TensorRT 11.4.0"

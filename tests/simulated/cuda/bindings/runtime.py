@@ -50,9 +50,8 @@ class Handle:
 
 def allocated(kind: dict[int, Any], address: int, size: int) -> None:
     """Fail unless a range lies in one allocation."""
-    assert any(base <= address and address + size <= base + len(array) for base, array in kind.items()), (
-        "no such memory"
-    )
+    here = list(kind.items())  # other threads allocate meanwhile
+    assert any(base <= address and address + size <= base + len(array) for base, array in here), "no such memory"
 
 
 def _allocate(kind: dict[int, Any], size: int) -> tuple[Any, int]:
