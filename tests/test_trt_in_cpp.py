@@ -23,7 +23,8 @@ from tformer_deploy.engines.trt import api
 from tformer_deploy.engines.trt.api import TensorRt, library_of, why_not_in_cpp
 from tformer_deploy.export.checked import export_checked
 
-from .conftest import VOCAB, small_config
+from .configs import SSRU
+from .conftest import VOCAB, small_config, write_checkpoint
 from .cpp_library import ROOT, onnxruntime
 from .cpp_trt import VERSIONS, binding, gpu, headers, library
 from .params import long_but
@@ -69,6 +70,14 @@ def test_lines_of_eight_threads_get_what_they_get_alone(count: int, bundle: Path
 @pytest.mark.parametrize("seeds", long_but((6, 60), "6"))
 def test_batches_are_those_of_python(seeds: int, bundle: Path, compiled: Path) -> None:
     run_program("batches", bundle, [binding(NEWEST, compiled)], [gpu(NEWEST, compiled)], seeds)
+
+
+@pytest.mark.long
+def test_states_of_recurrent_cells_move_along(compiled: Path, tmp_path: Path) -> None:
+    run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
+    export_checked(run, tmp_path / "bundle", ["fp32", "trt"])
+    simulate_build(tmp_path / "bundle", "fp32", PROFILES)
+    run_program("batches", tmp_path / "bundle", [binding(NEWEST, compiled)], [gpu(NEWEST, compiled)], 12)
 
 
 def test_a_server_is_warm_and_a_bad_line_fails_alone(bundle: Path, compiled: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 #include <NvInferRuntime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -311,6 +312,16 @@ std::vector<std::vector<float>> TrtDevice::cross() {
   return found;
 }
 
+namespace {
+
+/// H, M and D of keys or values (rows, H, M, D); of states (rows, D) of recurrent cells one head and one position.
+std::array<std::int64_t, 3> kept_sizes(const std::vector<std::int64_t>& shape) {
+  if (shape.size() == 2) return {1, 1, shape[1]};
+  return shape.size() == 4 ? std::array{shape[1], shape[2], shape[3]} : std::array<std::int64_t, 3>{};
+}
+
+}  // namespace
+
 void TrtDevice::take_over(TrtDevice& other, const std::vector<std::int32_t>& theirs,
                           const std::vector<std::int32_t>& ours, std::int64_t filled, std::int64_t step) {
   const OnGpu on;
@@ -318,19 +329,19 @@ void TrtDevice::take_over(TrtDevice& other, const std::vector<std::int32_t>& the
   other.stream_.to_host(source, other.pasts_[step % 2]->address, other.past_size_);
   other.stream_.wait();
   for (const std::string& name : pasts_of_) {
-    const Tensor &to = tensors_.at(name), &from = other.tensors_.at(name);  // (rows, H, M, D)
-    const bool same = to.type == from.type && to.shape.size() == 4 && from.shape.size() == 4 &&
-                      to.shape[1] == from.shape[1] && to.shape[3] == from.shape[3];
-    if (!same) {
+    const Tensor &to = tensors_.at(name), &from = other.tensors_.at(name);
+    const auto [heads, room, width] = kept_sizes(to.shape);
+    const auto [their_heads, their_room, their_width] = kept_sizes(from.shape);
+    if (to.type != from.type || !heads || heads != their_heads || width != their_width) {
       throw Error(Status::bundle, "the plans for " + profile.shown() + " and " + other.profile.shown() + " differ in " +
                                       name + ": export and build again");
     }
-    const std::size_t heads = size(to.shape[1]), each = size(to.shape[3]) * bytes_of(to.type, name);
-    const std::size_t bytes = size(std::min({filled, to.shape[2], from.shape[2]})) * each;
-    for (std::size_t i = 0; i < ours.size() * heads; ++i) {
-      const std::size_t row = size(ours[i / heads]), other_row = size(theirs[i / heads]), head = i % heads;
-      std::memcpy(target.bytes + to.offset + (row * heads + head) * size(to.shape[2]) * each,
-                  source.bytes + from.offset + (other_row * heads + head) * size(from.shape[2]) * each, bytes);
+    const std::size_t parts = size(heads), each = size(width) * bytes_of(to.type, name);
+    const std::size_t bytes = size(std::min({filled, room, their_room})) * each;
+    for (std::size_t i = 0; i < ours.size() * parts; ++i) {
+      const std::size_t row = size(ours[i / parts]), other_row = size(theirs[i / parts]), part = i % parts;
+      std::memcpy(target.bytes + to.offset + (row * parts + part) * size(room) * each,
+                  source.bytes + from.offset + (other_row * parts + part) * size(their_room) * each, bytes);
     }
   }
   stream_.to_device(pasts_[step % 2]->address, target, past_size_);
