@@ -109,6 +109,12 @@ class Plan:
     guided: bool = False
     """Whether our own loop decodes, because an engine's own search cannot follow the arguments."""
 
+    @property
+    def fill_id(self) -> int:
+        """What stands behind outputs. Beam search of transformers 4.57 takes the end token where padding has id 0."""
+        beams = self.options.beams > 1 and not self.constraints
+        return self.pad_id or (self.end_ids[0] if beams and self.end_ids else 0)
+
 
 @dataclass(frozen=True)
 class Model:

@@ -172,7 +172,7 @@ def _translator(bundle: Path, opening: Opening, variant: str | None) -> Translat
 def sequences_of(rows: Sequence[Hypothesis], chosen: Plan) -> NDArray[np.int64]:
     """(N, T) as transformers has them: start token, output, end token, padding."""
     full = [[chosen.start_id, *each.ids, *([] if each.end_id is None else [each.end_id])] for each in rows]
-    found = np.full((len(full), max(map(len, full))), chosen.pad_id, np.int64)
+    found = np.full((len(full), max(map(len, full))), chosen.fill_id, np.int64)
     for target, ids in zip(found, full, strict=True):
         target[: len(ids)] = ids
     return found

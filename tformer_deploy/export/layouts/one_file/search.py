@@ -400,11 +400,11 @@ class Collect(Part):
     def stopped(self, given: dict[str, Tensor], worst: Tensor, ended: Tensor) -> Tensor:
         """Which sentences the stop rule ends, by their worst kept outputs (B), and how many have ended (B).
 
-        Greedy search always ends with its first output.
+        Rules other than `count` are of beams: greedy search ends with its first output.
         """
         beams = worst.new_full((), given["kept_values"].shape[1])
         if self.options.stop == "count":
-            return ended >= torch.where(beams > 1, self.options.patience * beams + 0.5, 1).int()
+            return ended >= (self.options.patience * beams + 0.5).int().clamp(min=1)
         lengths = given["position"]
         if self.options.stop == "exact":
             lengths = torch.where(given["length_penalty"] > 0, given["longest"], lengths + 1)
