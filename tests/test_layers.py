@@ -22,6 +22,7 @@ HEAVY = {
         "train.loop",
         "train.losses",
         "train.runs",
+        "train.teacher",
         "train.tensors",
         "engines.eager",
         "export.calibrate",

@@ -88,13 +88,18 @@ def resume(folder: Path, **settings: Any) -> Trainer:
 
 
 def arguments(
-    folder: Path, data: DataConfig, model: Mapping[str, Any] | None = None, **settings: Any
+    folder: Path,
+    data: DataConfig,
+    model: Mapping[str, Any] | None = None,
+    teacher: str | Path = "",
+    **settings: Any,
 ) -> list[str | Path]:
-    """The command line of the run that `start` makes."""
+    """The command line of the run that `start` makes; with a teacher, whose vocabulary it has."""
     sections = {"model": {**SMALL, **(model or {})}, "train": {**QUICK, **settings}}
     sets = [f"{section}.{key}={value}" for section, values in sections.items() for key, value in values.items()]
     files = ["--src", data.src, "--tgt", data.tgt, "--valid-src", data.valid_src, "--valid-tgt", data.valid_tgt]
-    return ["train", "--out", folder, "--vocab-size", str(VOCAB), *files, *(x for s in sets for x in ("--set", s))]
+    vocabulary = ["--teacher", teacher] if teacher else ["--vocab-size", str(VOCAB)]
+    return ["train", "--out", folder, *vocabulary, *files, *(x for s in sets for x in ("--set", s))]
 
 
 def launch(*arguments: str | Path, module: tuple[str, ...] = ("tformer_deploy",)) -> subprocess.Popen[str]:
@@ -175,7 +180,9 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_uninterrupted_one(data
     assert [row["update"] for row in rows(broken)] == [row["update"] for row in rows(whole)]
 
 
-def interrupt(folder: Path, data: DataConfig, update: int, settings: Mapping[str, Any]) -> None:
+def interrupt(
+    folder: Path, data: DataConfig, update: int, settings: Mapping[str, Any], teacher: str | Path = ""
+) -> None:
     """Train by the real command, and get Ctrl-C while it works on an update."""
     train_update = Trainer.train_update
 
@@ -186,7 +193,7 @@ def interrupt(folder: Path, data: DataConfig, update: int, settings: Mapping[str
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "train_update", interrupted)
-        patch.setattr(sys, "argv", ["tformer", *map(str, arguments(folder, data, **settings))])
+        patch.setattr(sys, "argv", ["tformer", *map(str, arguments(folder, data, teacher=teacher, **settings))])
         with pytest.raises(SystemExit) as stop:
             main()
     assert stop.value.code == 130

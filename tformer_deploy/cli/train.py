@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,14 @@ def train(
         ),
     ] = "",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            parser=folder,
+            metavar="<path>",
+            help="Run folder of a trained model whose probabilities to learn; its vocabulary is taken over.",
+        ),
+    ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help=f"Size of a micro-batch in padded tokens. Default: {TrainConfig.batch_tokens}.")
     ] = None,
@@ -70,12 +79,16 @@ def train(
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
     model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
     if resume:
-        refuse_settings(context)
+        takes = ("out", "resume", "updates", "teacher", "json")
+        options = [option.name or "" for option in context.command.params if option.name not in takes]
+        refuse(context, options, "--resume takes everything but --updates from the run")
+    elif teacher:
+        refuse(context, ["tokenizer", "vocab_size"], "--teacher gives the model its own vocabulary")
     with only_process(out):
         if resume:
-            trainer = resume_run(out, updates)
+            trainer = resume_run(out, updates, teacher)
         else:
-            run = RunSettings(preset, tokenizer, vocab_size, model_values, train_values)
+            run = RunSettings(preset, tokenizer, vocab_size, model_values, train_values, teacher)
             trainer = start_run(out, data, run, force)
         figures = trainer.run()
     if figures:
@@ -85,13 +98,12 @@ def train(
         os._exit(0)  # under torchrun, gloo's threads sometimes abort a process at the normal exit of Python
 
 
-def refuse_settings(context: typer.Context) -> None:
-    """Raise ConfigError for options that a resumed run does not take, because it keeps its settings."""
-    allowed = ("out", "resume", "updates", "json")
+def refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError if the command line has one of these options."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if option.name not in allowed and source and source.name == "COMMANDLINE":
-            raise ConfigError(f"--resume takes everything but --updates from the run: leave out {option.opts[0]}")
+        if option.name in names and source and source.name == "COMMANDLINE":
+            raise ConfigError(f"{why}: leave out {option.opts[0]}")
 
 
 def _short(value: object) -> str:

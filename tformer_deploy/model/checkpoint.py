@@ -32,13 +32,19 @@ TRAINING_COPIES = 4
 """Weights, gradients, and two moments of Adam."""
 
 
-def require_memory(config: ModelConfig, what: str, copies: int = 1) -> None:
-    """Raise ConfigError if `copies` of a model's weights exceed the free memory; do nothing if that is unknown."""
-    table = config.max_positions * sum({config.encoder.width, config.decoder.width})
-    needed, free = FP32_BYTES * (copies * config.parameters + table), machine.available_bytes()
+def require_memory(config: ModelConfig, what: str, copies: int = 1, beside: ModelConfig | None = None) -> None:
+    """Raise ConfigError if `copies` of a model's weights, and one of the model `beside` it, exceed the free memory.
+
+    Do nothing if that is unknown.
+    """
+    models = [(config, copies), *([(beside, 1)] if beside else [])]
+    tables = sum(each.max_positions * sum({each.encoder.width, each.decoder.width}) for each, _ in models)
+    needed = FP32_BYTES * (tables + sum(count * each.parameters for each, count in models))
+    free = machine.available_bytes()
     if free is not None and needed > free:
+        parameters = " and ".join(f"{each.parameters:,}" for each, _ in models)
         raise ConfigError(
-            f"{what} needs {needed / GIB:.1f} GiB of memory at least, for {config.parameters:,} parameters, and "
+            f"{what} needs {needed / GIB:.1f} GiB of memory at least, for {parameters} parameters, and "
             f"{free / GIB:.1f} GiB are free: choose a smaller model or a machine with more"
         )
 

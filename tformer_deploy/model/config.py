@@ -302,6 +302,10 @@ class TrainConfig:
     """Factor of all dropout probabilities in the last update."""
     rdrop: float = 0.0
     """Weight of R-Drop (Liang et al. 2021): two passes with other dropout must agree; 0: one pass. Try 1 to 5."""
+    teacher_weight: float = 0.5
+    """With `--teacher`: share of the loss that is the cross-entropy with the teacher's probabilities, from 0 to 1."""
+    teacher_temperature: float = 1.0
+    """Divides the logits of both models in that share (Hinton et al. 2015); above 1: more even probabilities."""
     src_sampling: float = 0.0
     """Source lines get other pieces in each epoch; 0: always the best ones. With `bpe`, the probability of leaving out
     a merge (Provilkov et al. 2020), such as 0.1; with `unigram`, the exponent of the probabilities (Kudo 2018)."""
@@ -342,14 +346,15 @@ class TrainConfig:
             at_most(self, name, most)
         if not 0 <= self.seed < MAX_SEED:
             raise ConfigError(f"train.seed={self.seed}: must be at least 0 and less than 2^63")
-        if self.lr <= 0:
-            raise ConfigError(f"train.lr={self.lr}: must be above 0")
+        for name in ("lr", "teacher_temperature"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"train.{name}={getattr(self, name)}: must be above 0")
         for name in ("label_smoothing", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name}={getattr(self, name)}: must be at least 0 and less than 1")
         if self.label_smoothing_end != -1 and not 0 <= self.label_smoothing_end < 1:
             raise ConfigError(f"train.label_smoothing_end={self.label_smoothing_end}: must be -1, or from 0 to below 1")
-        for name in ("dropout_start", "dropout_end", "src_sampling", "tgt_sampling"):
+        for name in ("dropout_start", "dropout_end", "src_sampling", "tgt_sampling", "teacher_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"train.{name}={getattr(self, name)}: must be from 0 to 1")
         if self.sampling_nbest != -1 and not 2 <= self.sampling_nbest <= MOST_SAMPLED:

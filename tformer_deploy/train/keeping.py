@@ -1,4 +1,4 @@
-"""Which weights a run keeps at its end: the last step, the mean of several, or the moving mean of all."""
+"""Which weights a run keeps at its end, and the validations until then."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def candidates(settings: TrainConfig) -> list[str]:
     if settings.keep not in MEASURES:
         return [settings.keep]
     return ["average", "last", *(["ema"] if settings.ema else [])]
+
+
+def work_left(settings: TrainConfig, update: int, pairs: int, lines: int) -> dict[str, int]:
+    """Work of the remaining validations of a text: pairs to compute the loss of, and lines to translate."""
+    every, updates = settings.valid_every, settings.updates
+    left = updates // every - (update - 1) // every + (updates % every != 0)
+    last = len(candidates(settings))  # after the last update, with all lines
+    return {"pairs": (left + last) * pairs, "lines": left * min(lines, settings.bleu_sentences) + last * lines}
 
 
 def best_of(found: Mapping[str, Mapping[str, Any]], keep: str) -> tuple[str, str, dict[str, Any]]:

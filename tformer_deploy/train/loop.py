@@ -30,11 +30,12 @@ from ..model.checkpoint import load_weights, model_tensors, save_checkpoint, sav
 from ..model.config import ModelConfig, TrainConfig
 from ..model.network import Transformer
 from .data import BatchStream, DataConfig, EncodedPairs, Parallel, Sampling, TrainingBatch, fingerprint
-from .keeping import best_of, candidates
+from .keeping import best_of, candidates, work_left
 from .losses import dropouts, set_dropout, summed_loss, twice
 from .metrics import Metrics, text_figures
 from .run_files import AVERAGE, EMA, METRICS, STATE, STATE_VERSION, Progress, read_state, remove_superseded
 from .schedule import dropout_factor, label_smoothing, learning_rate, never_at_full_rate
+from .teacher import Teacher
 from .tensors import MovingMean, load_mean, load_training, training_tensors
 from .translating import translated
 
@@ -68,6 +69,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.ema = MovingMean(self.model, settings.ema)
         self.dropouts = dropouts(self.model)
+        self.teacher: Teacher | None = None
         self.progress = Progress()
         self.stop = StopFlag()
         self.data_sha256 = fingerprint(text)
@@ -93,7 +95,8 @@ class Trainer:
             while not self.ended:
                 self.progress.update += 1
                 figures = self.train_update(batches)
-                self.metrics.train(figures, LOG_EVERY, self.settings.updates, self.validations_left())
+                left = work_left(settings, at.update, len(self.valid_set.src), len(self.valid_text.src))
+                self.metrics.train(figures, LOG_EVERY, settings.updates, left)
                 self.progress.epoch, self.progress.index = stream.epoch, stream.index
                 if self.due:
                     self.validate_and_save()
@@ -110,14 +113,6 @@ class Trainer:
     def ended(self) -> bool:
         """Whether no update is left to make."""
         return self.progress.update >= self.settings.updates or self.out_of_patience
-
-    def validations_left(self) -> dict[str, int]:
-        """Work of the remaining validations: pairs to compute the loss of, and lines to translate."""
-        every, updates, lines = self.settings.valid_every, self.settings.updates, len(self.valid_text.src)
-        left = updates // every - (self.progress.update - 1) // every + (updates % every != 0)
-        last = len(candidates(self.settings))  # after the last update, with all lines
-        made = left * min(lines, self.settings.bleu_sentences) + last * lines
-        return {"pairs": (left + last) * len(self.valid_set.src), "lines": made}
 
     def save_if_stopped(self) -> None:
         """After a signal save, and raise Interrupted, unless only the average is left to make."""
@@ -180,7 +175,8 @@ class Trainer:
         for number, chosen in enumerate(mine, 1):
             accumulating = self.world > 1 and number < len(mine)
             with self.parallel.no_sync() if accumulating else nullcontext():  # type: ignore[operator]
-                loss = self.loss(self.batch(self.train_set, chosen), smoothing, settings.rdrop) / tokens
+                batch = self.batch(self.train_set, chosen)
+                loss = self.loss(batch, smoothing, settings.rdrop, self.teacher) / tokens
                 (loss * self.world).backward()  # type: ignore[no-untyped-call]  # DDP averages over processes
             total += loss.detach()
         if self.world > 1:
@@ -208,16 +204,18 @@ class Trainer:
         config = self.model.config
         return corpus.batch(indices, config.pad_id, config.start_id)
 
-    def loss(self, batch: TrainingBatch, label_smoothing: float, rdrop: float = 0.0) -> Tensor:
-        """Cross-entropy summed over the target tokens of a batch; with `rdrop`, see `summed_loss`."""
+    def loss(
+        self, batch: TrainingBatch, label_smoothing: float, rdrop: float = 0.0, teacher: Teacher | None = None
+    ) -> Tensor:
+        """Cross-entropy summed over the target tokens of a batch; see `summed_loss` and `Teacher.blend`."""
         batch = twice(batch) if rdrop else batch
-        src_ids, lengths, tgt_in, tgt_out = (
-            torch.from_numpy(array).to(self.device)
-            for array in (batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-        )
+        arrays = batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out
+        inputs = tuple(torch.from_numpy(array).to(self.device) for array in arrays)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
-            logits = self.parallel(src_ids, lengths, tgt_in)
-        return summed_loss(logits.float(), tgt_out, self.model.config.pad_id, label_smoothing, rdrop)
+            logits = self.parallel(*inputs[:3])
+        logits = logits.float()
+        own = summed_loss(logits, inputs[3], self.model.config.pad_id, label_smoothing, rdrop)
+        return teacher.blend(own, logits, inputs, 2 if rdrop else 1) if teacher else own
 
     def validate_and_save(self) -> None:
         """Validate this update and save its weights; a signal meanwhile cancels both."""
@@ -388,7 +386,8 @@ class Trainer:
 
     def description(self) -> dict[str, Any]:
         """The settings of this run, as stored in headers."""
-        return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data)}
+        taught = {"teacher": self.teacher.record} if self.teacher else {}
+        return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data), **taught}
 
     def agree(self, own: bool) -> bool:
         """Whether `own` is true in any process. A collective operation: every process must call it."""

@@ -1,4 +1,4 @@
-"""What training makes small: cross-entropy with label smoothing, and R-Drop's disagreement of two passes; dropout."""
+"""What training makes small: cross-entropy with label smoothing or a teacher, R-Drop's disagreement; dropout."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ def summed_loss(logits: Tensor, targets: Tensor, pad_id: int, label_smoothing: f
     divergences = ((one.exp() - other.exp()) * (one - other)).sum(-1)  # KL(one, other) + KL(other, one)
     kept = divergences.masked_fill(targets.chunk(2)[0] == pad_id, 0.0).sum()
     return both / 2 + rdrop / 4 * kept
+
+
+def taught_loss(logits: Tensor, teacher: Tensor, targets: Tensor, pad_id: int, temperature: float) -> Tensor:
+    """Both logits (B, T, V), targets (B, T) -> cross-entropy with the teacher's probabilities, summed as above.
+
+    The temperature divides both logits; its square keeps the size of the gradients (Hinton et al. 2015, 2.1).
+    """
+    expected = (teacher / temperature).softmax(-1)
+    each = -(expected * (logits / temperature).log_softmax(-1)).sum(-1)
+    return temperature**2 * each.masked_fill(targets == pad_id, 0.0).sum()
 
 
 def dropouts(model: nn.Module) -> dict[Any, float]:

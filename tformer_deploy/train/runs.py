@@ -24,6 +24,7 @@ from ..bundle.text import SPECIALS, Tokenizers, Words, require_fit, train_tokeni
 from ..model.checkpoint import (
     HEADER,
     TRAINING_COPIES,
+    Checkpoint,
     model_tensors,
     open_checkpoint,
     require_memory,
@@ -32,9 +33,10 @@ from ..model.checkpoint import (
 )
 from ..model.config import MAX_SEED, ModelConfig, TrainConfig, preset
 from ..model.network import Transformer
-from .data import DataConfig, load_data, split_pair
+from .data import DataConfig, Parallel, load_data, split_pair
 from .loop import Trainer
 from .run_files import METRICS, OWN_FILES, STATE, read_state
+from .teacher import TAKEN_OVER, Teacher, find_teacher, open_teacher, require_taught
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class RunSettings:
     """Fields of `ModelConfig` over the preset's."""
     train: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainConfig`."""
+    teacher: Path | None = None
+    """Run folder of a trained model to learn from, whose vocabulary this one gets: see `teacher.Teacher`."""
 
 
 def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = False) -> Trainer:
@@ -62,30 +66,61 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
         if STATE in existing:
             raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
         raise ArtifactError(f"{folder} holds {existing[0]}, but nothing to continue from: add --force to start over")
+    teacher = _teacher(folder, run)
     text = load_data(data)
-    kind = run.tokenizer or ("words" if data.task == "copy" else "bpe")
-    if kind == "words" and (settings.src_sampling or settings.tgt_sampling):
-        raise ConfigError("train.src_sampling and train.tgt_sampling need pieces: add --tokenizer bpe or unigram")
-    languages = (None, None) if data.task == "copy" else split_pair(data.pair)
-    if not rank():
-        note(f"{len(text[0].src):,} pairs read: learning a vocabulary")
-        if data.prepare:
-            note("the text is lower-cased and Moses-tokenised, and so must be what the model gets: see tformer prepare")
-    tokenizers = train_tokenizers(kind, text[0].src, text[0].tgt, run.vocab_size, languages)
-    sharing = {} if tokenizers.source is tokenizers.target else {"share_embeddings": "decoder"}
-    config = preset(run.preset, tokenizers.source.size, tokenizers.target.size, {**sharing, **run.model})
-    if config.share_embeddings == "all" and tokenizers.source is not tokenizers.target:
-        raise ConfigError(
-            "model.share_embeddings=all needs one vocabulary for both languages: use --tokenizer bpe, or decoder"
-        )
+    tokenizers = teacher.tokenizers if teacher else _vocabulary(data, run, settings, text[0])
+    if not rank() and data.prepare:
+        note("the text is lower-cased and Moses-tokenised, and so must be what the model gets: see tformer prepare")
+    config = _model(run, tokenizers, teacher.config if teacher else None)
     require_fit(config, tokenizers)
-    require_room(config)
+    if teacher:
+        require_taught(settings, min(settings.max_tokens, config.max_positions), tokenizers, teacher.config)
+    require_room(config, teacher.config if teacher else None)
+    if teacher and not rank():
+        note(f"the teacher, {run.teacher}, has {teacher.config.parameters:,} parameters; its vocabulary is taken over")
     trainer = Trainer(folder, config, settings, data, tokenizers, text)
+    trainer.teacher = Teacher(teacher, settings, trainer.device) if teacher else None
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if existing:  # without a run, a folder `train` or `weights` is somebody's data
             remove_run(folder)
     return trainer
+
+
+def _teacher(folder: Path, run: RunSettings) -> Checkpoint | None:
+    """The model to learn from. Raises ConfigError for settings that it decides, or that need one."""
+    if not run.teacher:
+        if alone := [name for name in ("teacher_weight", "teacher_temperature") if name in run.train]:
+            raise ConfigError(f"train.{alone[0]} needs a model to learn from: add --teacher RUN")
+        return None
+    if decided := [name for name in TAKEN_OVER if name in run.model]:
+        raise ConfigError(f"model.{decided[0]} is what the model of --teacher has: leave it out")
+    return open_teacher(run.teacher, folder)
+
+
+def _vocabulary(data: DataConfig, run: RunSettings, settings: TrainConfig, text: Parallel) -> Tokenizers:
+    """Tokenizers learned from the training text."""
+    kind = run.tokenizer or ("words" if data.task == "copy" else "bpe")
+    if kind == "words" and (settings.src_sampling or settings.tgt_sampling):
+        raise ConfigError("train.src_sampling and train.tgt_sampling need pieces: add --tokenizer bpe or unigram")
+    languages = (None, None) if data.task == "copy" else split_pair(data.pair)
+    if not rank():
+        note(f"{len(text.src):,} pairs read: learning a vocabulary")
+    return train_tokenizers(kind, text.src, text.tgt, run.vocab_size, languages)
+
+
+def _model(run: RunSettings, tokenizers: Tokenizers, teacher: ModelConfig | None) -> ModelConfig:
+    """Sizes of the model. Tokenizers of a teacher may be two files with one vocabulary, if it shares its tables."""
+    one = tokenizers.source is tokenizers.target or bool(teacher and teacher.share_embeddings == "all")
+    taken_over = {name: getattr(teacher, name) for name in TAKEN_OVER} if teacher else {}
+    sharing = {} if one else {"share_embeddings": "decoder"}
+    sizes = tokenizers.source.size, tokenizers.target.size
+    config = preset(run.preset, *sizes, {**sharing, **run.model, **taken_over})
+    if config.share_embeddings == "all" and not one:
+        raise ConfigError(
+            "model.share_embeddings=all needs one vocabulary for both languages: use --tokenizer bpe, or decoder"
+        )
+    return config
 
 
 def remove_run(folder: Path) -> None:
@@ -122,8 +157,11 @@ def _only_holder(folder: Path) -> Iterator[None]:
                 folder.rmdir()  # if it is empty
 
 
-def resume_run(folder: Path, updates: int | None = None) -> Trainer:
-    """The run in a folder, from its last save and with its own settings; only `updates` may be raised."""
+def resume_run(folder: Path, updates: int | None = None, teacher: Path | None = None) -> Trainer:
+    """The run in a folder, from its last save and with its own settings; only `updates` may be raised.
+
+    `teacher`: where its teacher is now, if that has moved.
+    """
     stored = read_state(folder)
     done = stored["progress"]["update"]
     settings = from_dict(TrainConfig, stored["settings"], "train")
@@ -134,8 +172,12 @@ def resume_run(folder: Path, updates: int | None = None) -> Trainer:
     # A kill between two saves may have left the header behind its weights; the state has its own.
     checkpoint = open_checkpoint(folder, weights=False)
     data = from_dict(DataConfig, stored["data"], "data")
-    require_room(checkpoint.config)
+    if teacher and "teacher" not in stored:
+        raise ConfigError(f"--teacher {teacher}: the run in {folder} began without one; leave it out")
+    taught_by = find_teacher(stored["teacher"], folder, teacher) if "teacher" in stored else None
+    require_room(checkpoint.config, taught_by.config if taught_by else None)
     trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
+    trainer.teacher = Teacher(taught_by, settings, trainer.device) if taught_by else None
     trainer.resume()
     if updates is not None and updates > done and trainer.out_of_patience:
         trainer.progress.worse = 0  # more updates were asked for: early stopping counts anew
@@ -151,9 +193,10 @@ def verify_state(folder: Path) -> dict[str, str]:
     return files
 
 
-def require_room(config: ModelConfig) -> None:
+def require_room(config: ModelConfig, teacher: ModelConfig | None = None) -> None:
     """Raise ConfigError if training needs more than the free memory; with a GPU, only the weights are counted."""
-    require_memory(config, "training", 1 if torch.cuda.is_available() else TRAINING_COPIES)
+    what = "training with a teacher" if teacher else "training"
+    require_memory(config, what, 1 if torch.cuda.is_available() else TRAINING_COPIES, teacher)
 
 
 def init_checkpoint(
