@@ -56,9 +56,8 @@ class _Step:
     def products(self, node: NodeProto) -> None:
         """A MatMul of (R, H, 1, a) and (R, H, a, b)."""
         (left, right), name = node.input, node.output[0]
-        keys = self.made_by.get(right)
-        if keys is not None and keys.op_type == "Transpose":  # queries and keys: both end in the axis that is summed
-            product = self.add("Mul", [self.wide(left), self.wide(keys.input[0])], f"{name}_products")
+        if keys := self.keys(right):  # both end in the axis that is summed
+            product = self.add("Mul", [self.wide(left), self.wide(keys)], f"{name}_products")
             total = self.add("ReduceSum", [product, self.constant([-1])], f"{name}_sums", keepdims=1)
             self.result("Reshape", [total, self.constant(self.shapes[name])], name)
         else:
@@ -66,6 +65,12 @@ class _Step:
             column = self.add("Reshape", [self.wide(left), self.constant([rows, heads, size, one])], f"{name}_column")
             product = self.add("Mul", [column, self.wide(right)], f"{name}_products")
             self.result("ReduceSum", [product, self.constant([2])], name, keepdims=1)
+
+    def keys(self, name: str) -> str:
+        """What was transposed for a product with queries; empty: nothing."""
+        made = self.made_by.get(name)
+        turned = made is not None and made.op_type == "Transpose" and list(made.attribute[0].ints) == [0, 1, 3, 2]
+        return made.input[0] if made is not None and turned else ""
 
     def norm(self, node: NodeProto) -> None:
         """A LayerNormalization over the last axis."""
