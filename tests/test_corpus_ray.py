@@ -42,7 +42,8 @@ SEED = int(os.environ.get("TFORMER_CORPUS_SEED", 1))
 OPTIONS = ("--batch-tokens", 64, "--beams", 5, "--n-best", 2)
 """Windows of 1,024 bytes."""
 LINES = number_lines(6000)
-FEW = LINES[:400]
+FEW = LINES[:1200]
+"""Enough that the first two workers are not done before the third is there."""
 
 
 class Machines:

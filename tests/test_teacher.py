@@ -155,7 +155,6 @@ def test_without_weight_a_teacher_changes_nothing(data: DataConfig, teacher: Pat
     [{}, {"teacher_temperature": 2.0, "accumulate": 2, "src_sampling": 0.2, "rdrop": 1.0, "ema": 0.8, "keep": "loss"}],
     ids=["alone", "with others"],
 )
-@pytest.mark.long
 def test_a_resumed_run_is_exact(
     data: DataConfig,  # noqa: F811
     teacher: Path,
