@@ -119,6 +119,9 @@ class Recipe:
     """Of the weights; `bf16` is for target `native` and its matrices only. Sums are fp32."""
     group_size: int = 0
     """Weights that share a scale in the step, fast for few rows; 0: a whole column, fast for many rows."""
+    scales: Literal["measured", "trained"] = "measured"
+    """Of int8 weights and inputs. `measured`: from the weights, and by calibration. `trained`: those that the model was
+    trained with, which a checkpoint may have; then nothing stays fp32."""
     cache: Literal["growing", "static"] = "growing"
     """`static`: buffers of a fixed capacity; `growing`: a position longer with each step."""
     cache_precision: Literal["fp32", "bf16"] = "fp32"
@@ -168,6 +171,8 @@ class Recipe:
             raise ConfigError(f"group_size={self.group_size}: must be one of {GROUP_SIZES}, and 0 with fp32 and bf16")
         if self.precision == "int4" and not self.group_size:
             raise ConfigError(f"group_size=0: int4 needs one of {GROUP_SIZES[1:]}")
+        if self.scales == "trained" and (self.precision != "int8" or self.group_size):
+            raise ConfigError("scales=trained: needs precision = 'int8' and group_size = 0")
         if self.plans and self.target != "trt":
             raise ConfigError(f"[plans] with target={self.target}: only target = 'trt' has plans")
 
@@ -195,7 +200,7 @@ class Recipe:
     @property
     def rounding(self) -> tuple[object, ...]:
         """The fields that calibration depends on: recipes with equal ones share its result."""
-        return self.precision, self.group_size, self.tolerance.scores, self.tolerance.encoder
+        return self.precision, self.group_size, self.scales, self.tolerance.scores, self.tolerance.encoder
 
     @property
     def integer_step(self) -> bool:

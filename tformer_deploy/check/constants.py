@@ -58,7 +58,7 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
 
     result = Constants()
     weights = named_tensors(model)
-    checkpoint, seen = Checkpoint(weights, model.config), set[str]()
+    checkpoint, seen = Checkpoint(weights, model.config, bundle.measured(variant).get("scales", {})), set[str]()
     own_code = type(model) is not Transformer  # which may have arrays that are in no checkpoint
     bounds = bundle.measured(variant).get("ranges", {})
     constants: GraphConstants | ProgramConstants
@@ -221,9 +221,16 @@ class GraphConstants:
             off: Array | None = np.array([np.nan])
             if all(name in self.tensors for name in names):
                 step, zero = (self.array(name) for name in names)
-                off = rounding_off(float(step), int(zero), origins, self.bounds)
+                off = rounding_off(float(step), int(zero), self.most(rounding, step, zero), origins, self.bounds)
             if off is not None:
                 yield Compared(names, origins, off, "what calibration measured")
+
+    def most(self, rounding: NodeProto, step: Array, zero: Array) -> int:
+        """The largest integer that a quantization gives."""
+        limit = self.makers.get(rounding.input[0])
+        if limit is None or limit.op_type != "Min" or limit.input[1] not in self.tensors:
+            return 255
+        return min(int(zero) + int(np.rint(self.array(limit.input[1]) / step)), 255)
 
     def form(self, name: str) -> str:
         """The form of a constant; empty for floats, and for one without an origin."""
@@ -259,7 +266,7 @@ class GraphConstants:
         factors = [1 if self.origins[each].factors == own else self.made(each).factors[0] for each in scales]  # type: ignore[union-attr]
         arrays = [self.array(each).reshape(rows, -1) / factor for each, factor in zip(scales, factors, strict=True)]
         integers, least = self.integers(name, rows, arrays[0].shape[1])
-        off = np.maximum.reduce([integers_off(integers, each, expected, least) for each in arrays])
+        off = np.maximum.reduce([integers_off(integers, each, expected, least, made.scales) for each in arrays])
         return Compared(group, made.names, off)
 
     def integers(self, name: str, rows: int, groups: int) -> tuple[Array, int]:

@@ -27,7 +27,8 @@ LEAST, LEAST_SPAN = 1e-9, 1e-6
 """Rows and groups whose largest value is smaller may have any scale, smaller ranges have this span: a quotient could be
 infinite otherwise."""
 Bounds = Mapping[str, Sequence[float]]
-"""Linear layer → the smallest and the largest value of its input in calibration."""
+"""Linear layer → the smallest and the largest value of its input, by calibration or as the model came; and if that is
+less than 255, the largest integer of its 8 bits."""
 
 
 class Compared(NamedTuple):
@@ -55,13 +56,16 @@ class Made(NamedTuple):
     array: Array
     """Their concatenation, scaled; those of its rows that the constant has."""
     rows: slice
+    scales: Array | None = None
+    """Those of its rows in 8 bits, where the model came with them."""
 
 
 class Checkpoint:
     """The tensors of a checkpoint, and what constants of each origin must be."""
 
-    def __init__(self, weights: Mapping[str, Array], config: ModelConfig) -> None:
-        self.weights, self.config = weights, config
+    def __init__(self, weights: Mapping[str, Array], config: ModelConfig, scales: Mapping[str, float]) -> None:
+        """`scales`: of layers in 8 bits, where the model came with them."""
+        self.weights, self.config, self.scales = weights, config, scales
 
     def made(self, origin: Origin | None) -> Made | None:
         """What a constant of this origin is made from; None if the checkpoint does not have it."""
@@ -73,7 +77,10 @@ class Checkpoint:
         array = np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
         sizes = [len(each) if each.ndim else 1 for each in arrays]
         rows = slice(*origin.rows) if origin.rows else slice(None)
-        return Made(list(origin.tensors), factors, sizes, array[rows] if origin.rows else array, rows)
+        layers = zip((name.removesuffix(".weight") for name in origin.tensors), sizes, strict=True)
+        given = [np.full(size, self.scales[name]) for name, size in layers if name in self.scales]
+        scales = np.concatenate(given)[rows].astype(np.float32) if given else None
+        return Made(list(origin.tensors), factors, sizes, array[rows] if origin.rows else array, rows, scales)
 
     def factor(self, stated: float, axes: int) -> np.float32:
         """What a tensor of so many axes may be multiplied by before it becomes a constant; NaN for any other number."""
@@ -144,11 +151,11 @@ def half_of_bf16(expected: Array) -> Array:
     return half
 
 
-def integers_off(integers: Array, scales: Array, expected: Array, least: int) -> Array:
+def integers_off(integers: Array, scales: Array, expected: Array, least: int, given: Array | None = None) -> Array:
     """Compare quantized weights with `expected` (out, in): integers (out, groups, size) times scales (out, groups).
 
-    A scale must map the element furthest from zero to an end of the integer range, whose smallest integer is `least`.
-    0 where rounding explains the difference.
+    A scale must be the `given` one (out), or map the element furthest from zero to an end of the integer range, whose
+    smallest integer is `least`. 0 where rounding explains the difference.
     """
     outputs, count, size = integers.shape
     if scales.shape != (outputs, count) or len(expected) != outputs or not 0 <= count * size - expected.shape[1] < size:
@@ -159,7 +166,7 @@ def integers_off(integers: Array, scales: Array, expected: Array, least: int) ->
     filled = filled.reshape(integers.shape)
     furthest = np.take_along_axis(filled, np.abs(filled).argmax(2, keepdims=True), 2)[:, :, 0]
     right = np.abs(furthest / np.float32(127)) if symmetric else furthest / np.float32(least)
-    step = np.where(np.abs(furthest) < LEAST, scales, right)
+    step = np.where(np.abs(furthest) < LEAST, scales, right) if given is None else given[:, None]
     off = np.abs(integers * scales[:, :, None] - filled)
     # On the other side of zero the range ends one integer earlier, which is then the nearest there is.
     half = HALF_STEP if symmetric else np.where(integers == -least - 1, 2 * HALF_STEP, HALF_STEP)
@@ -167,8 +174,8 @@ def integers_off(integers: Array, scales: Array, expected: Array, least: int) ->
     return np.where(wrong, np.where(off == 0, CLOSE, off), 0)
 
 
-def rounding_off(step: float, zero: int, weights: Sequence[str], bounds: Bounds) -> Array | None:
-    """Compare the scale and zero point of layers' input with those of the calibrated range.
+def rounding_off(step: float, zero: int, most: int | None, weights: Sequence[str], bounds: Bounds) -> Array | None:
+    """Compare scale, zero point and, if known, largest integer of layers' input with those of the calibrated range.
 
     None if the bundle has no ranges; NaN for a layer that was not to be quantized.
     """
@@ -176,9 +183,10 @@ def rounding_off(step: float, zero: int, weights: Sequence[str], bounds: Bounds)
         return None
     off = []
     for name in weights:
-        least, largest = bounds.get(name.removesuffix(".weight"), (np.nan, np.nan))
+        least, largest, highest = (*bounds.get(name.removesuffix(".weight"), (np.nan, np.nan)), 255)[:3]
         right = np.float32(max(largest - least, LEAST_SPAN) / 255)
         off += [abs(step - right) / right, abs(zero - float(np.clip(np.rint(-least / right), 0, 255)))]
+        off += [abs(most - highest)] if most is not None else []
     found = np.array(off, np.float32)
     return np.where(found <= CLOSE, 0, found)
 

@@ -116,7 +116,7 @@ class ProgramConstants:
         if made is not None:
             factor = scaled.factors[0] if scaled is not None else np.float32(1)
             scales = self.array(numbers[1]) / factor
-            off = integers_off(self.array(numbers[0])[:, None], scales, made.array, -127)
+            off = integers_off(self.array(numbers[0])[:, None], scales, made.array, -127, made.scales)
             yield Compared([self.name(number) for number in numbers], made.names, off)
 
     def norm(self, each: Mapping[str, Any]) -> Comparisons:
@@ -148,7 +148,7 @@ class ProgramConstants:
         if "shrink" in read:
             numbers.append(read["shrink"])
             expected = expected / self.array(read["shrink"])
-        off = self.matrix_off(about, expected)
+        off = self.matrix_off(about, expected, made.scales)
         yield Compared([self.name(number) for number in numbers], made.names, off)
         bias = self.array(each["bias"]) if "bias" in each else None
         if bias is not None:
@@ -157,12 +157,13 @@ class ProgramConstants:
             bias = bias[:outputs]
         yield from self.biased(each, made, bias)
         for rounding in (each, read) if about["kind"] == "int8" else ():
-            rounds = rounding_off(rounding["step"], rounding["zero"], made.names, self.bounds)
+            most = rounding.get("most", 255) if rounding is read else None
+            rounds = rounding_off(rounding["step"], rounding["zero"], most, made.names, self.bounds)
             if rounds is not None:
                 yield Compared(["rounding of the input"], made.names, rounds, "what calibration measured")
 
-    def matrix_off(self, about: Mapping[str, Any], expected: Array) -> Array:
-        """Compare a matrix with the expected one (out, in), by the rules of its kind."""
+    def matrix_off(self, about: Mapping[str, Any], expected: Array, given: Array | None) -> Array:
+        """Compare a matrix with the expected one (out, in), by the rules of its kind. `given`: scales (out) of int8."""
         data, kind, outputs, inputs = self.array(about["data"]), about["kind"], about["outputs"], about["inputs"]
         if expected.shape != (outputs, inputs):
             return np.array(np.nan)
@@ -181,7 +182,7 @@ class ProgramConstants:
         if kind != "int8":
             return elements_off(whole[:outputs, :inputs], expected, *([half_of_bf16] if kind == "bf16" else []))
         scales, sums = self.array(about["scales"])[:outputs, None], self.array(about["sums"])[:outputs]
-        off = integers_off(whole[:outputs, None, :inputs], scales, expected, -127)
+        off = integers_off(whole[:outputs, None, :inputs], scales, expected, -127, given)
         wrong = sums != whole[:outputs].sum(1, dtype=np.int64)
         return np.where(wrong[:, None, None], np.maximum(off, 1), off)
 

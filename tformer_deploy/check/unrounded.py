@@ -71,7 +71,7 @@ def unrounded(bundle: Bundle, variant: str, model: Seq2Seq) -> Iterator[Bundle]:
     copied = {name: files[name] for name in files if "/" not in name and name not in (WEIGHTS, REPORT)}
     manifest = {**bundle.manifest, "variants": {variant: own}, "default": "", "files": copied}
     manifest.pop("shortlist", None)
-    undo = Undo(Checkpoint(named_tensors(model), model.config), own.get("ranges", {}))
+    undo = Undo(Checkpoint(named_tensors(model), model.config, own.get("scales", {})), own.get("ranges", {}))
     with tempfile.TemporaryDirectory(prefix="tformer-check-") as folder:
         made = Path(folder)
         (made / variant).mkdir()
@@ -137,8 +137,10 @@ class FloatGraph:
                     graph.node.insert(place, new)
             elif node.op_type == "Gather" and self._form(node.input[0]) == "int8":
                 # Its scales stay, so it becomes the weights divided by them.
-                array = self._made(node.input[0]).array
-                array = array / np.maximum(np.abs(array).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+                made = self._made(node.input[0])
+                given = None if made.scales is None else made.scales[:, None]
+                own = np.maximum(np.abs(made.array).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+                array = made.array / (own if given is None else given)
                 self.tensors[node.input[0]].CopyFrom(numpy_helper.from_array(array, node.input[0]))
         for node in graph.node:
             if node.op_type == "QuantizeLinear":
@@ -147,6 +149,10 @@ class FloatGraph:
                 node.op_type = "Relu" if undo.positive(weight) else "Identity"
                 del node.input[1:]
                 del node.attribute[:]
+                for limit in self.graph.node:
+                    if limit.op_type == "Min" and limit.output[0] == node.input[0]:
+                        limit.op_type = "Identity"
+                        del limit.input[1:]
 
     def _made(self, name: str) -> Made:
         return self.undo.made(name, self.origins.get(name))

@@ -6,16 +6,19 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..base.errors import ConfigError
 from ..bundle.contract import layer_names
 from ..bundle.recipe import Recipe
+from ..model.checkpoint import Steps
 from ..model.seq2seq import GrowingCache, Layers, Seq2Seq, first_past, log_probs
-from .quantizing import TABLES, Range, Ranges, channels, group_size, groups, step_and_zero
+from .quantizing import TABLES, Range, Ranges, channels, group_size, groups
 
 Noise = dict[str, float]
 """Name of a layer's output, see `contract.layer_names` -> the root mean square of its differences."""
@@ -95,7 +98,7 @@ def _shrunk(least: Tensor, largest: Tensor, rows: Tensor, weights: Sequence[Tens
             break  # each of them would lose the room between what it was seen to be and the range
         found = Range(float((least * shrink).min()), float((largest * shrink).max()), shrink.numpy())
         off = sum(
-            float((_over(rows * shrink, *found[:2]) @ _by_columns(w / shrink).T - rows @ w.T).square().sum())
+            float((_over(rows * shrink, found) @ _by_columns(w / shrink).T - rows @ w.T).square().sum())
             / max(float((rows @ w.T).square().sum()), 1e-12)
             for w in weights
         )
@@ -116,13 +119,32 @@ class Measured(NamedTuple):
 
     def described(self) -> dict[str, object]:
         """As the manifest has it."""
-        ranges = {name: [each.least, each.largest] for name, each in self.ranges.items() if each is not None}
-        return {"limits": self.limits, "fp32": self.fp32, "ranges": ranges}
+        known = {name: each for name, each in self.ranges.items() if each is not None}
+        ranges = {name: each.described() for name, each in known.items() if each.largest > each.least}
+        scales = {name: float(each.scales[0]) for name, each in known.items() if each.scales is not None}
+        return {"limits": self.limits, "fp32": self.fp32, "ranges": ranges, **({"scales": scales} if scales else {})}
+
+
+def trained_ranges(model: Seq2Seq, steps: Steps, seen: Ranges) -> Ranges:
+    """The ranges and scales that a model was trained with; `seen`: of `input_ranges`.
+
+    Integers are -127 to 127, of which 127 more is stored. Raises ConfigError for a layer without a step.
+    """
+    found: Ranges = {}
+    for name, module in cast(nn.Module, model).named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear | nn.Embedding):
+            step, weight = steps.inputs.get(name, 0.0), steps.weights.get(name, 0.0)
+            if not weight or (name in seen and not step):
+                raise ConfigError(f"scales = 'trained': the model has no steps of {name}: take scales = 'measured'")
+            encodes = name in seen and cast(Range, seen[name]).encodes
+            scales = np.full(len(module.weight), weight, np.float32)
+            found[name] = Range(-127 * step, 128 * step, encodes=encodes, scales=scales, most=254)
+    return found
 
 
 def measure(model: Seq2Seq, recipe: Recipe, ranges: Ranges, sources: Sequence[Sequence[int]]) -> Measured:
-    """What stays fp32, and what rounding the rest does to every layer; `ranges`: of `input_ranges`."""
-    fp32 = fp32_layers(model, recipe, ranges, sources)
+    """What stays fp32, and what rounding the rest does to every layer; `ranges`: of one of the functions above."""
+    fp32 = [] if recipe.scales == "trained" else fp32_layers(model, recipe, ranges, sources)
     own = {**ranges, **dict.fromkeys(fp32)}
     return Measured(own, fp32, layer_noise(model, recipe, own, sources))
 
@@ -270,14 +292,14 @@ def round_model(model: Seq2Seq, recipe: Recipe, ranges: Ranges) -> Seq2Seq:
     copied = copy.deepcopy(model)
     for name, module in cast(nn.Module, copied).named_modules():
         if isinstance(module, nn.Embedding) and TABLES not in ranges:
-            module.weight = _frozen(_by_columns(module.weight))
+            own = ranges.get(name)
+            module.weight = _frozen(_by_columns(module.weight, own and own.scales))
         elif isinstance(module, nn.Linear) and (limits := ranges.get(name)):
             weight = module.weight
             if limits.encodes or not recipe.group_size:
-                least, largest = limits[:2]
                 shrink = torch.ones(()) if limits.shrink is None else torch.from_numpy(limits.shrink)
-                module.weight = _frozen(_by_columns(weight / shrink))
-                module.register_forward_pre_hook(lambda _, x, a=least, b=largest, s=shrink: (_over(x[0] * s, a, b),))
+                module.weight = _frozen(_by_columns(weight / shrink, limits.scales))
+                module.register_forward_pre_hook(lambda _, x, own=limits, s=shrink: (_over(x[0] * s, own),))
             else:
                 size = group_size(recipe.group_size, weight.shape[1])
                 module.weight = _frozen(_by_blocks(weight, 8 if recipe.precision == "int8" else 4, size))
@@ -289,8 +311,8 @@ def _frozen(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight, requires_grad=False)
 
 
-def _by_columns(weight: Tensor) -> Tensor:
-    integers, scales = channels(weight.detach().numpy())
+def _by_columns(weight: Tensor, given: NDArray[Any] | None = None) -> Tensor:
+    integers, scales = channels(weight.detach().numpy(), given)
     return torch.from_numpy(integers.astype(np.float32) * scales[:, None])
 
 
@@ -300,10 +322,10 @@ def _by_blocks(weight: Tensor, bits: int, size: int) -> Tensor:
     return torch.from_numpy(values.reshape(len(values), -1)[:, : weight.shape[1]].copy())
 
 
-def _over(x: Tensor, least: float, largest: float) -> Tensor:
+def _over(x: Tensor, over: Range) -> Tensor:
     """x in 8 bits over a range, as `passes.quantize.round_input` has it."""
-    step, zero = (float(value) for value in step_and_zero(least, largest))
-    return ((x / step).round() + zero).clamp(0, 255).sub(zero).mul(step)
+    step, zero = (float(value) for value in over.step_and_zero)
+    return ((x / step).round() + zero).clamp(0, over.most).sub(zero).mul(step)
 
 
 def _each_block(x: Tensor, size: int) -> Tensor:

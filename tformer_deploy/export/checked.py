@@ -24,12 +24,12 @@ from ..check import Corpus, EngineReport, Gate, Report, make_corpus, translation
 from ..decoding import DecodeOptions
 from ..engines import STANDARD, EngineName, expand, exported_engines, load_exported
 from ..engines.eager import NO_ENCODER
-from ..model.checkpoint import Checkpoint, open_source
+from ..model.checkpoint import Checkpoint, Steps, open_source
 from ..model.config import ModelConfig
 from ..model.modules.probe import calling, require_positions
 from ..model.modules.running import UserCheckpoint, made_again
 from ..model.seq2seq import Seq2Seq
-from .calibrate import NOISE_SENTENCES, SENTENCES, Measured, input_ranges, measure
+from .calibrate import NOISE_SENTENCES, SENTENCES, Measured, input_ranges, measure, trained_ranges
 from .save import weights_read
 from .to_onnx import export_graphs
 from .trace import Tracer
@@ -121,6 +121,12 @@ def _exportable(checkpoint: Checkpoint | UserCheckpoint, recipes: Sequence[str],
         chosen = {name: dataclasses.replace(each, memory=each.has_memory) for name, each in chosen.items()}
     if isinstance(checkpoint, UserCheckpoint):
         require_exportable(checkpoint, chosen)
+    for name, recipe in chosen.items():
+        if recipe.scales == "trained" and (isinstance(checkpoint, UserCheckpoint) or checkpoint.steps is None):
+            raise ConfigError(
+                f"recipe {name}: {checkpoint.directory} was not trained for 8 bits (docs/import.md, Marian): take "
+                "a recipe with scales = 'measured', such as native-int8"
+            )
     load_exported(recipe.target for recipe in chosen.values())  # fail before the long work if they are not installed
     return chosen
 
@@ -137,7 +143,8 @@ def _write_graphs(
     model, own = checkpoint.load_model(), isinstance(checkpoint, UserCheckpoint)
     with calling(run, "calibration of the module") if own else nullcontext():
         progress(stage="calibration")
-        measured = _measured(model, chosen, calibration)
+        steps = None if isinstance(checkpoint, UserCheckpoint) else checkpoint.steps
+        measured = _measured(model, chosen, calibration, steps)
     tracer = Tracer(model)
     for name, recipe in chosen.items():
         own_ranges = measured[name].ranges if name in measured else None
@@ -159,14 +166,17 @@ def _keep_what_passed(directory: Path, report: Report, chosen: Mapping[str, Reci
     add_report(directory, dataclasses.replace(report, engines=engines).to_json())
 
 
-def _measured(model: Seq2Seq, chosen: Mapping[str, Recipe], calibration: Calibration) -> dict[str, Measured]:
-    """What calibration measures for each recipe that rounds."""
+def _measured(
+    model: Seq2Seq, chosen: Mapping[str, Recipe], calibration: Calibration, steps: Steps | None
+) -> dict[str, Measured]:
+    """What calibration measures for each recipe that rounds; `steps`: of the checkpoint."""
     ranges = input_ranges(model, calibration.sources) if calibration.sources else {}
     found: dict[object, Measured] = {}  # recipes that round alike are measured once
     lossy = {name: recipe for name, recipe in chosen.items() if recipe.quantized}
     for recipe in lossy.values():
         if recipe.rounding not in found:
-            found[recipe.rounding] = measure(model, recipe, ranges, calibration.sources)
+            own = trained_ranges(model, steps, ranges) if steps and recipe.scales == "trained" else ranges
+            found[recipe.rounding] = measure(model, recipe, own, calibration.sources)
     return {name: found[recipe.rounding] for name, recipe in lossy.items()}
 
 

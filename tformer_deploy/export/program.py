@@ -90,6 +90,7 @@ def _view(view: View) -> list[int]:
 
 def _rounding(rounding: Rounding, weights: _Weights) -> dict[str, Any]:
     made: dict[str, Any] = {"step": rounding.step, "zero": rounding.zero}
+    made |= {"most": rounding.most} if rounding.most < 255 else {}
     return made if rounding.shrink is None else {**made, "shrink": weights.add(rounding.shrink)}
 
 

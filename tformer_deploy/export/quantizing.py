@@ -23,6 +23,26 @@ class Range(NamedTuple):
     """Of `shrink`, which layers that read the same input share."""
     encodes: bool = False
     """Whether the layer runs in `encode` or `cross_keys_values`: their graph rounds by channels in every recipe."""
+    scales: Array | None = None
+    """(out): of its weights, where the model came with them; None: `channels` finds them."""
+    most: int = 255
+    """The largest integer that an input may become."""
+
+    @property
+    def step_and_zero(self) -> tuple[np.float32, np.uint8]:
+        """Step between two integers, and the one that stands for 0."""
+        step = np.float32(max(self.largest - self.least, LEAST_SPAN) / 255)
+        return step, np.uint8(np.clip(np.rint(-self.least / step), 0, 255))
+
+    def described(self) -> list[float]:
+        """As the manifest has it."""
+        return [self.least, self.largest, *([self.most] if self.most < 255 else [])]
+
+    @property
+    def highest(self) -> float:
+        """The largest number that an input may be."""
+        step, zero = self.step_and_zero
+        return float((self.most - int(zero)) * step)
 
 
 LEAST = 1e-9
@@ -34,16 +54,11 @@ Ranges = dict[str, Range | None]
 TABLES = "embeddings"
 
 
-def channels(weight: Array) -> tuple[Array, Array]:
-    """weight (out, in) in 8 bits, and a scale per output."""
-    scales = np.maximum(np.abs(weight).max(1), LEAST).astype(np.float32) / np.float32(127)
-    return np.rint(weight / scales[:, None]).astype(np.int8), scales
-
-
-def step_and_zero(least: float, largest: float) -> tuple[np.float32, np.uint8]:
-    """Scale and zero point of 8 bits over a range."""
-    step = np.float32(max(largest - least, LEAST_SPAN) / 255)
-    return step, np.uint8(np.clip(np.rint(-least / step), 0, 255))
+def channels(weight: Array, scales: Array | None = None) -> tuple[Array, Array]:
+    """weight (out, in) in 8 bits, and a scale per output: the given ones, or the least without overflow."""
+    if scales is None:
+        scales = np.maximum(np.abs(weight).max(1), LEAST).astype(np.float32) / np.float32(127)
+    return np.clip(np.rint(weight / scales[:, None]), -127, 127).astype(np.int8), scales
 
 
 def group_size(largest: int, inputs: int) -> int:

@@ -44,7 +44,7 @@ class Tracer:
 
     def graph(self, name: str, recipe: Recipe) -> ir.Model:
         """A graph of `contract.graphs_of` in standard operators, as its fp32 recipe has it."""
-        plain = dataclasses.replace(recipe, precision="fp32", group_size=0)
+        plain = dataclasses.replace(recipe, precision="fp32", group_size=0, scales="measured")
         # Only these fields of a recipe change the trace; the others are for passes, or limits.
         of_step = plain.target, plain.top_k, plain.attention, plain.axes
         key = name, plain.opset, *(() if name in ("encoder", MEMORY_GRAPH) else of_step)

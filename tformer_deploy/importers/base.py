@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..base.errors import ArtifactError
 from ..bundle.text import Tokenizers
+from ..model.checkpoint import Steps
 from ..model.config import ModelConfig
 from ..model.network import Transformer
 from .weights import Weights
@@ -113,6 +114,8 @@ class Imported:
     """Why there is no original."""
     notes: list[str] = field(default_factory=list)
     """What the user should know."""
+    steps: Steps | None = None
+    """See `Checkpoint.steps`."""
     other_ids: Sequence[str] = ()
     """Texts that have other ids in the original, as a note says: lines with them are not compared."""
 
@@ -126,11 +129,14 @@ class Parameters:
             model = Transformer(config)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         """Of all parameters, in order."""
+        self.sources: dict[str, str] = {}
+        """Parameters that are made of one tensor of the source, and its name."""
         self._made: dict[str, Callable[[], Tensor]] = {}
 
     def put(self, ours: str, theirs: str, change: Change | None = None) -> None:
         """Make a parameter from a tensor, changed by a function. Does nothing if our model has no such parameter."""
         self.weights.shape(theirs)
+        self.sources[ours] = theirs
         if ours in self.shapes:
             self.make(ours, lambda: change(self.weights.take(theirs)) if change else self.weights.take(theirs))
         elif ours in TABLES:  # the same as another one, as `share_embeddings` says

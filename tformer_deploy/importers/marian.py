@@ -17,9 +17,10 @@ import torch
 
 from ..base.errors import ArtifactError
 from ..base.settings import from_dict
+from ..model.checkpoint import Steps
 from ..model.config import ModelConfig
 from .base import Imported, ImportOptions, Parameters
-from .marian_file import read_model
+from .marian_file import Model, read_model
 from .seen import Seen
 from .toolkit import (
     MOST_POSITIONS,
@@ -83,6 +84,8 @@ UNUSED = (
     "transformer-train-position-embeddings",  # transformer.h reads its older name alone
 )
 """Settings that tensors show, or that change nothing in a model as `ONLY` says."""
+OUTPUT = "none"
+"""In the name of the factor of what a tied output reads."""
 TRAINING = ("alignment", "weight")
 """Inputs of training alone."""
 
@@ -94,7 +97,8 @@ def recognises(seen: Seen) -> bool:
 
 def read(path: Path, options: ImportOptions) -> Imported:
     """See `base.Imported`."""
-    arrays = read_model(path)
+    model = read_model(path)
+    arrays = model.arrays
     if SETTINGS not in arrays:
         raise ArtifactError(f"{path} has no {SETTINGS}: is it a model of Marian?")
     text = arrays.pop(SETTINGS).tobytes().rstrip(b"\0").decode("utf-8", "replace")
@@ -124,7 +128,20 @@ def read(path: Path, options: ImportOptions) -> Imported:
         tokenizers,
         not_compared="Marian is not run here: compare some outputs with marian-decoder's",
         notes=notes_of(tokenizers),
+        steps=_steps(model, made, _tables(weights)),
     )
+
+
+def _steps(model: Model, made: Parameters, tables: tuple[str, str, str]) -> Steps | None:
+    """The steps of 8 bits, where all products have them."""
+    layers = {ours.removesuffix(".weight"): theirs for ours, theirs in made.sources.items() if ours.endswith(".weight")}
+    source, target, output = tables
+    layers |= {"src_embedding": source, "tgt_embedding": target, "output": output}
+    weights = {ours: model.weights[theirs] for ours, theirs in layers.items() if theirs in model.weights}
+    of_output = model.inputs.get(OUTPUT, model.inputs.get(output))
+    inputs = {ours: model.inputs[theirs] for ours, theirs in layers.items() if theirs in model.inputs}
+    inputs = {ours: step for ours, step in inputs.items() if not ours.endswith("embedding")}
+    return Steps({**inputs, "output": of_output}, weights) if of_output else None
 
 
 def _tensor(array: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ INTGEMM8 = 0x4101
 KINDS: dict[int, str] = {0x101: "<i1", INTGEMM8: "<i1", 0x402: "<f2", 0x404: "<f4"}
 """Types of tensors that are read → those of numpy."""
 RANGE = "_QuantMultA"
-"""Ends the name of an input's range, which only products of 8 bits need."""
+"""Ends the name of the factor that an input is multiplied by before it is rounded to 8 bits."""
 MOST_AXES = 8
 
 
@@ -36,11 +36,22 @@ class Entry(NamedTuple):
     size: int
 
 
-def read_model(path: Path) -> dict[str, Any]:
-    """The arrays of a model by name; bytes as int8, all others as floats. Raises ArtifactError."""
+class Model(NamedTuple):
+    """What a file holds, by Marian's names."""
+
+    arrays: dict[str, Any]
+    """Bytes as int8, all others as floats."""
+    inputs: dict[str, float]
+    """Products whose input was rounded to 8 bits in training -> the step of its integers."""
+    weights: dict[str, float]
+    """Matrices of 8 bits -> the step of their integers."""
+
+
+def read_model(path: Path) -> Model:
+    """Raises ArtifactError."""
     kind = kind_of(path)
     try:
-        return read_binary(path) if kind == "marian" else read_arrays(path)
+        return read_binary(path) if kind == "marian" else Model(read_arrays(path), {}, {})
     except DAMAGED as error:
         if isinstance(error, ArtifactError):
             raise
@@ -55,18 +66,22 @@ def names_of(path: Path) -> frozenset[str]:
         raise ArtifactError(f"{path} is damaged: {error}: copy it again") from None
 
 
-def read_binary(path: Path) -> dict[str, Any]:
-    """The tensors of a .bin file. Raises ArtifactError, and one of `DAMAGED`."""
-    file, found = np.memmap(readable(path), np.uint8, "r"), {}
+def read_binary(path: Path) -> Model:
+    """A .bin file. Raises ArtifactError, and one of `DAMAGED`."""
+    file, found = np.memmap(readable(path), np.uint8, "r"), Model({}, {}, {})
     for entry in entries(file):
-        if entry.name.endswith(RANGE):
-            continue
         if entry.kind not in KINDS:
             raise ArtifactError(
                 f"{path}: tensor '{entry.name}' is of Marian's type {entry.kind:#x}, the order of one processor's "
                 "product: convert the .npz with marian-conv --gemm-type intgemm8, or import the .npz"
             )
-        found[entry.name] = values(file, entry)
+        array = values(file, entry)
+        if entry.name.endswith(RANGE):
+            found.inputs[entry.name.removesuffix(RANGE)] = 1 / float(array.reshape(-1)[0])
+            continue
+        found.arrays[entry.name] = array
+        if entry.kind == INTGEMM8:
+            found.weights[entry.name] = 1 / _factor(file, entry)
     return found
 
 
@@ -79,13 +94,19 @@ def values(file: Any, entry: Entry) -> Any:
     array = file[entry.begin : entry.begin + used].view(kind)
     if entry.kind != INTGEMM8:
         return array.reshape(entry.shape)
-    factor = file[entry.begin + used : entry.begin + used + 4].view("<f4")[0]
-    if len(entry.shape) != 2 or not factor > 0:
+    factor = np.float32(_factor(file, entry))
+    if len(entry.shape) != 2 or not 0 < factor < np.inf:
         raise ValueError(f"tensor '{entry.name}' is no matrix with a factor above 0")
     # A matrix of a product is stored as its transpose, whatever its shape says; a table of embeddings is not.
     table = entry.name.endswith("Wemb")
     matrix = array.reshape(entry.shape) if table else array.reshape(entry.shape[::-1]).T
     return matrix.astype(np.float32) / factor
+
+
+def _factor(file: Any, entry: Entry) -> float:
+    """What `intgemm8` multiplied the values of a matrix by, before it rounded them."""
+    end = entry.begin + int(np.prod(entry.shape, dtype=np.int64))
+    return float(file[end : end + 4].view("<f4")[0])
 
 
 def entries(file: Any) -> list[Entry]:

@@ -174,7 +174,7 @@ def _from(folder: Path, path: Path) -> str:
 
 def _save(directory: Path, imported: Imported, weights: Path, source: dict[str, Any]) -> Checkpoint:
     origin = {"imported": source}
-    save_checkpoint(directory, imported.config, imported.tokenizers, weights, origin, imported.decoding)
+    save_checkpoint(directory, imported.config, imported.tokenizers, weights, origin, imported.decoding, imported.steps)
     return open_checkpoint(directory)
 
 

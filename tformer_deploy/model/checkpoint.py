@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -49,6 +49,15 @@ def require_memory(config: ModelConfig, what: str, copies: int = 1, beside: Mode
         )
 
 
+class Steps(NamedTuple):
+    """Steps between two integers of 8 bits, -127 to 127, that a model was trained with. By the names of its layers."""
+
+    inputs: Mapping[str, float]
+    """Of linear layers."""
+    weights: Mapping[str, float]
+    """Of linear layers and tables of embeddings."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened and verified checkpoint."""
@@ -72,6 +81,12 @@ class Checkpoint:
     def decoding(self) -> dict[str, Any]:
         """Default decoding options."""
         return dict(self.header.get("decoding", {}))
+
+    @property
+    def steps(self) -> Steps | None:
+        """Of the rounding to 8 bits that the model was trained with, if any."""
+        found = self.header.get("steps")
+        return None if found is None else Steps(**found)
 
     @property
     def tokenizer_hashes(self) -> dict[str, str]:
@@ -144,10 +159,11 @@ def save_checkpoint(
     weights: Path,
     training: Mapping[str, Any],
     decoding: Mapping[str, Any] | None = None,
+    steps: Steps | None = None,
 ) -> None:
     """Make the weights file inside `directory` the checkpoint's. The header is written last, atomically.
 
-    `training`: the origin of the weights; `decoding`: see `Checkpoint.decoding`.
+    `training`: the origin of the weights; `decoding`, `steps`: see `Checkpoint`.
     """
     description = tokenizers.save(directory)
     name = weights.relative_to(directory).as_posix()
@@ -160,6 +176,7 @@ def save_checkpoint(
         "weights": name,
         "training": dict(training),
         **({"decoding": dict(decoding)} if decoding else {}),
+        **({"steps": steps._asdict()} if steps else {}),
         "files": {file: sha256(directory / file) for file in [*tokenizer_files(description), name]},
     }
     write_json(directory / HEADER, {**header, "sha256": digest(header)})

@@ -33,13 +33,14 @@ static constexpr inline std::int64_t padded(std::int64_t count, std::int64_t to 
 
 // ---- rounding to 8 bits
 
-/// QuantizeLinear: round half to even of x * shrink / step, plus `zero`, within 0 and 255. NaN becomes 0.
+/// QuantizeLinear: round half to even of x * shrink / step, plus `zero`, within 0 and `most`. NaN becomes 0.
 /// x is multiplied by shrink * (1 / step) in fp32: where x / step is all but half way between two integers, the result
 /// may be the other one.
 struct Rounding {
   float step = 1;
   std::int32_t zero = 0;
   const float* shrink = nullptr;  ///< (width), above 0: each channel is multiplied by it first; null: by nothing
+  std::int32_t most = 255;
 };
 
 /// Destination of rows: fp32, 8 bits, or both. `ld`: elements from one row to the next.

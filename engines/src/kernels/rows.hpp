@@ -39,7 +39,7 @@ struct Rounder {
 
   explicit TFORMER_INLINE Rounder(const Rounding& how)
       : inverse(V::set(1.0F / how.step)), low(V::set(static_cast<float>(-how.zero))),
-        high(V::set(static_cast<float>(255 - how.zero))), zero(V::set_int(how.zero)) {}
+        high(V::set(static_cast<float>(how.most - how.zero))), zero(V::set_int(how.zero)) {}
 
   /// factor: shrink / step.
   TFORMER_INLINE typename V::I operator()(typename V::F y, typename V::F factor) const {

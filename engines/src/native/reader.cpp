@@ -96,6 +96,7 @@ class Reader {
     const Json& how = member_of(from, "rounding");
     made.rounding = {positive(how, "step"), static_cast<std::int32_t>(whole(how, "zero", 0, 255)),
                      arrays_.floats_if(how, "shrink", {width})};
+    if (how.contains("most")) made.rounding.most = static_cast<std::int32_t>(whole(how, "most", 0, 255));
   }
 
   kernels::Matrix matrix(const Json& from) const {

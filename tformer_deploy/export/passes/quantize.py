@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...base.errors import ArtifactError
 from ...bundle.origin import Origin
-from ..quantizing import TABLES, Array, Range, Ranges, channels, group_size, packed_groups, step_and_zero
+from ..quantizing import TABLES, Array, Range, Ranges, channels, group_size, packed_groups
 from .rewriting import MICROSOFT, Builder, Linear, constant_of, linears, made_by, origin_of
 
 IDS = ("src_ids", "tokens", "shortlist", "input_ids")
@@ -26,17 +26,17 @@ def quantize_channels(graph: ir.Graph, ranges: Ranges) -> None:
     The sums are exact, so that a row's result does not depend on the rows beside it. Raises ArtifactError for a layer
     that calibration has not seen.
     """
-    for linear, (least, largest, shrink, shared, _) in rounded_linears(graph, ranges):
-        x, build = linear.x, Builder(graph, linear.product)
+    for linear, over in rounded_linears(graph, ranges):
+        x, build, shrink = linear.x, Builder(graph, linear.product), over.shrink
         relu = made_by(x, "Relu")
-        if relu is not None and least == 0:
+        if relu is not None and over.least == 0:
             x = relu.inputs[0]  # type: ignore[assignment]  # rounding does it where no negative number is in range
         weight, _ = linear.arrays()
         if shrink is not None:
-            factors = build.derived(Origin((f"{shared}.weight",), form="shrink"), shrink)
+            factors = build.derived(Origin((f"{over.name}.weight",), form="shrink"), shrink)
             x, weight = build.node("Mul", [x, factors]), weight / shrink
-        x8, step, zero = round_input(build, x, least, largest)
-        integers, scales = channels(weight)
+        x8, step, zero = round_input(build, x, over)
+        integers, scales = channels(weight, over.scales)
         origin = origin_of(linear.weight)
         # (in, out), as ONNX Runtime packs it: of (out, in) a session keeps a turned copy for good.
         matrix = build.derived(replace(origin, form="int8", transposed=True), integers.T)
@@ -54,13 +54,17 @@ def rounded_linears(graph: ir.Graph, ranges: Ranges) -> Iterator[tuple[Linear, R
         found = [ranges[name] for name in linear.name.split(",") if name in ranges]
         if not found:
             raise ArtifactError(f"quantize: calibration has seen no input of {linear.name}: is it an nn.Linear?")
-        if found[0] is not None and None not in found:
-            yield linear, found[0]
+        first, *others = (each for each in found if each is not None)
+        if None not in found:
+            scales = [each.scales for each in (first, *others) if each.scales is not None]
+            yield linear, first._replace(scales=np.concatenate(scales)) if scales else first
 
 
-def round_input(build: Builder, x: ir.Value, least: float, largest: float) -> tuple[ir.Value, ir.Value, ir.Value]:
+def round_input(build: Builder, x: ir.Value, over: Range) -> tuple[ir.Value, ir.Value, ir.Value]:
     """x in 8 bits over its range, the step between two integers, and the integer that stands for 0."""
-    step, zero = step_and_zero(least, largest)
+    step, zero = over.step_and_zero
+    if over.most < 255:
+        x = build.node("Min", [x, build.number(over.highest)])
     names = build.constant(f"step_{step!s}", step), build.constant(f"zero_{zero}", zero)
     return build.node("QuantizeLinear", [x, *names]), *names
 
@@ -90,9 +94,9 @@ def quantize_tables(graph: ir.Graph, ranges: Ranges) -> None:
         if array is None or array.ndim != 2 or array.dtype != np.float32:
             continue
         out, factor = _multiplied(node.outputs[0])
-        build = Builder(graph, out.producer() or node)
-        integers, scales = channels(array)
-        origin = origin_of(table)
+        build, origin = Builder(graph, out.producer() or node), origin_of(table)
+        own = ranges.get(origin.tensors[0].removesuffix(".weight"))
+        integers, scales = channels(array, own and own.scales)
         rows = build.node("Gather", [build.derived(replace(origin, form="int8"), integers), ids])
         column = build.derived(replace(origin.scaled(float(factor)), form="scales"), scales[:, None] * factor)
         scale = build.node("Gather", [column, ids])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..quantizing import Ranges, channels, group_size, packed_groups
+from ..quantizing import Range, Ranges, channels, group_size, packed_groups
 from .quantize import round_input
 from .rewriting import MICROSOFT, Builder, constant_of, origin_of
 
@@ -22,22 +22,21 @@ def quantize_listed(graph: ir.Graph, ranges: Ranges) -> None:
     """A list's rows as int8 with a scale each: what `short_rows` returns, and what `short_step` reads."""
     rows = next((value for value in graph.inputs if value.name == ROWS), None)
     if rows is None:
-        _gather_channels(graph)
+        _gather_channels(graph, ranges["output"])
         return
     (product,) = (use.node for use in rows.uses() if use.node.op_type == "MatMul")
     build = Builder(graph, product)
     rows.type = ir.TensorType(ir.DataType.INT8)
     scales = ir.Value(name=SCALES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([rows.shape[1]]))  # type: ignore[index]
     graph.inputs.insert(list(graph.inputs).index(rows) + 1, scales)
-    least, largest = ranges["output"][:2]  # type: ignore[index]
-    x, step, zero = round_input(build, product.inputs[0], least, largest)  # type: ignore[arg-type]
+    x, step, zero = round_input(build, product.inputs[0], ranges["output"])  # type: ignore[arg-type]
     build.replace(product.outputs[0], build.node("MatMulIntegerToFloat", [x, rows, step, scales, zero], MICROSOFT))
 
 
-def _gather_channels(graph: ir.Graph) -> None:
+def _gather_channels(graph: ir.Graph, over: Range | None) -> None:
     gather, weight = _gather(graph)
     build = Builder(graph, gather)
-    integers, scales = channels(constant_of(weight))  # type: ignore[arg-type]
+    integers, scales = channels(constant_of(weight), over and over.scales)  # type: ignore[arg-type]
     origin = origin_of(weight)
     rows = build.node("Gather", [build.derived(replace(origin, form="int8"), integers), gather.inputs[1]])
     rows.type = ir.TensorType(ir.DataType.INT8)

@@ -66,6 +66,8 @@ class Rounding:
     zero: int
     shrink: Constant | None = None
     """What each channel is multiplied by first."""
+    most: int = 255
+    """The largest integer."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from ..fuse_norm import ANNOTATED
 from ..rewriting import ORIGIN, Linear, constant_of, linears, made_by, origin_of
 from .bias import bias_by_distance
 from .instructions import Constant, Instruction, Matrix, Program, Rounding, View
-from .values import Activated, Forgotten, Heads, Kept, Positions, Replaced, Rounded, Rows, layer_of_state
+from .values import Activated, Forgotten, Heads, Kept, Limited, Positions, Replaced, Rounded, Rows, layer_of_state
 
 SIGMOID_GELU = 1.702
 NORMS = {"LayerNormalization": "layer", "RMSNormalization": "rms", ANNOTATED: "annotated"}
@@ -252,11 +252,22 @@ class Lowering:
 
     # Matrix products.
 
+    def _min(self, node: ir.Node) -> Limited:
+        highest = self.scalar(node.inputs[1])
+        if highest is None:
+            raise self.unknown(node)
+        return Limited(self.view(node.inputs[0], node), highest)
+
     def _quantizelinear(self, node: ir.Node) -> Rounded:
-        source, step, zero = node.inputs[0], *(self.array(value, node).array for value in node.inputs[1:3])
+        source, *numbers = node.inputs[:3]
         known = self.known.get(source)  # type: ignore[arg-type]
-        x, shrink = known if isinstance(known, tuple) else (self.view(source, node), None)
-        rounding = Rounding(float(step.reshape(())), int(zero.reshape(())), shrink)
+        step, zero = (self.array(value, node).array.reshape(()) for value in numbers)
+        most = 255
+        if isinstance(known, Limited):
+            most = int(zero) + round(known.highest / float(step))
+            known = known.view
+        x, shrink = known if isinstance(known, tuple) else (known or self.view(source, node), None)
+        rounding = Rounding(float(step), int(zero), shrink, most)
         rounded = self.value(x.width)
         self.code.append(Instruction("round", {"x": x}, rounded=rounded, rounding=rounding))
         return Rounded(View(rounded, 0, x.width), rounding.step, rounding.zero)

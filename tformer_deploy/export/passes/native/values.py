@@ -42,6 +42,14 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Limited:
+    """A value whose numbers are at most `highest`."""
+
+    view: View
+    highest: float
+
+
+@dataclass(frozen=True)
 class Rounded:
     """A value in 8 bits, and what makes it numbers again."""
 
