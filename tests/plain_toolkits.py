@@ -569,7 +569,7 @@ class Marian(Toolkit):
                 whole = np.rint(array * factor).astype(np.int8)
                 data = (whole if name.endswith("Wemb") else whole.T).tobytes() + factor.tobytes()
                 kind = 0x4101
-                found.append((f"{name}_QuantMultA", 0x404, (1, 1), np.float32(9).tobytes()))
+                found.append((f"{name}_QuantMultA", 0x404, (1, 1), np.float32(self.how.get("range", 9)).tobytes()))
             found.append((name, kind, array.shape, data))
         found = [(name, kind, shape, data + bytes(-len(data) % 256)) for name, kind, shape, data in found]
         names = [name.encode() + b"\0" for name, *_ in found]
