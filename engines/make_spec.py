@@ -2,7 +2,8 @@
 
 Decoding options become schemas/options.json, decode/options.inc and the table in docs/decoding.md; keys of `model` and
 `recipe` schemas/model.json; graphs and their tensors schemas/contract.json. C++ embeds the last two. Messages and
-constants become spec.hpp. Settings of models, training and recipes become tables in docs/.
+constants become spec.hpp, the version tformer/version.h. Settings of models, training and recipes become tables in
+docs/.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from tformer_deploy import __version__
 from tformer_deploy.base import messages
 from tformer_deploy.base.settings import field_texts
 from tformer_deploy.bundle.contract import (
@@ -38,6 +40,7 @@ from tformer_deploy.engines.speculative import MISSES
 from tformer_deploy.model.config import BATCH_TOKENS, MOST_OF_MODEL, PRESETS, ModelConfig, TrainConfig
 
 ROOT = Path(__file__).parent.parent
+VERSION_H = ROOT / "engines/include/tformer/version.h"
 SCHEMAS = ROOT / "tformer_deploy/base/schemas"
 OPTIONS_INC = ROOT / "engines/src/decode/options.inc"
 BEGIN, END = "<!-- make spec: {} -->\n", "<!-- end of what make spec writes -->\n"
@@ -110,15 +113,16 @@ def options() -> list[dict[str, Any]]:
 
 
 def options_inc() -> str:
-    """TFORMER_OPTION(type, name, default, of, choices, bounds, rule) of every option."""
+    """TFORMER_OPTION(type, name, default, of, choices, bounds, rule, kind, help) of every option."""
     bounds = {each.name: each.metadata["bounds"] for each in fields(DecodeOptions)}
     lines = ["// Written by make spec from tformer_deploy/decoding/options.py.\n"]
     for each in options():
         default = "{}" if each["default"] == () else json.dumps(each["default"])
         about = [json.dumps(each["of"]), json.dumps(" ".join(each.get("choices", ())))]
         about += [cpp_bounds(bounds[each["name"]], each["type"] == "int"), json.dumps(each["rule"])]
+        about += [json.dumps(each["type"]), json.dumps(each["help"])]
         words = ", ".join((CPP[each["type"]], each["name"], default, *about))
-        lines.append(f"// {each['help']}\nTFORMER_OPTION({words})\n")
+        lines.append(f"TFORMER_OPTION({words})\n")
     return "".join(lines)
 
 
@@ -208,6 +212,17 @@ def spec_hpp() -> str:
     return SPEC_HPP.format(constants=constants, messages="".join(message(name, text) for name, text in texts.items()))
 
 
+def version_h() -> str:
+    """The version for the preprocessor."""
+    parts = dict(zip(("MAJOR", "MINOR", "PATCH"), __version__.split("."), strict=True))
+    numbers = "".join(f"#define TFORMER_VERSION_{name} {number}\n" for name, number in parts.items())
+    return (
+        "/* Written by make spec from tformer_deploy/__init__.py: the version of these headers. */\n"
+        "#ifndef TFORMER_VERSION_H\n#define TFORMER_VERSION_H\n\n"
+        f'{numbers}#define TFORMER_VERSION "{__version__}"\n\n#endif\n'
+    )
+
+
 def table() -> str:
     """The options for docs/decoding.md."""
     rows = "".join(
@@ -292,6 +307,7 @@ def files() -> dict[Path, str]:
         SCHEMAS / "contract.json": pretty(contract()) + "\n",
         OPTIONS_INC: options_inc(),
         ROOT / "engines/src/spec.hpp": spec_hpp(),
+        VERSION_H: version_h(),
         **{ROOT / "docs" / name: page(ROOT / "docs" / name, tables) for name, tables in TABLES.items()},
     }
 

@@ -86,6 +86,46 @@ class Candidate(ctypes.Structure):
     )
 
 
+class Content(ctypes.Structure):
+    _fields_ = (("data", c_void_p), ("size", c_size_t), ("handle", c_void_p))
+
+
+READ = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Content))
+RELEASE = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Content))
+CLOSE = ctypes.CFUNCTYPE(None, c_void_p)
+LOG = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+class CFiles(ctypes.Structure):
+    _fields_ = (("name", c_char_p), ("read", READ), ("release", RELEASE), ("close", CLOSE), ("user", c_void_p))
+
+
+class CVariant(ctypes.Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("backend", c_char_p),
+        ("precision", c_char_p),
+        ("source_tokens", c_size_t),
+        ("target_tokens", c_size_t),
+        ("beams", c_size_t),
+        ("is_default", c_int),
+        ("attention", c_int),
+        ("shortlist", c_int),
+    )
+
+
+class COption(ctypes.Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("type", c_char_p),
+        ("value", c_char_p),
+        ("values", c_char_p),
+        ("help", c_char_p),
+        ("least", c_double),
+        ("most", c_double),
+    )
+
+
 STEP = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Candidate), c_size_t)
 WRITE = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(ctypes.c_char), c_size_t)
 
@@ -121,6 +161,8 @@ def library() -> Any:
         getattr(found, f"tformer_{name}").restype = c_size_t
     found.tformer_results_output.restype = POINTER(CppOutput)
     found.tformer_results_scores.restype = POINTER(c_double)
+    found.tformer_bundle_variant.restype = POINTER(CVariant)
+    found.tformer_bundle_option.restype = POINTER(COption)
     return found
 
 
@@ -141,18 +183,31 @@ def options(values: Mapping[str, Any]) -> c_void_p:
 
 
 class Model:
-    """An open bundle."""
+    """An open bundle, of a folder or of other files."""
 
-    def __init__(self, folder: Path, **values: Any) -> None:
+    def __init__(self, folder: Path | CFiles, **values: Any) -> None:
         self.handle = c_void_p()
         own = options({"threads": 1, "onnxruntime": onnxruntime(), **values})
-        status = library().tformer_model_open(str(folder).encode(), own, byref(self.handle))
+        if isinstance(folder, CFiles):
+            status = library().tformer_model_open_files(byref(folder), own, byref(self.handle))
+        else:
+            status = library().tformer_model_open(str(folder).encode(), own, byref(self.handle))
         library().tformer_options_free(own)
         if status:
             raise CppError(status, library().tformer_error().decode(), [])
 
     def close(self) -> None:
         library().tformer_model_close(self.handle)
+
+    def target_text(self, ids: Sequence[int], ended: bool = True) -> bytes:
+        """Raises CppError."""
+        made = Text()
+        given = Ids((c_int32 * len(ids))(*ids), len(ids))
+        if status := library().tformer_target_text(self.handle, given, c_int(ended), byref(made)):
+            raise CppError(status, library().tformer_error().decode(), [])
+        found = ctypes.string_at(made.data, made.size)
+        library().tformer_text_free(byref(made))
+        return found
 
     def __enter__(self) -> Self:
         return self

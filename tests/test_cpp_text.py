@@ -261,6 +261,7 @@ def test_ids_back_to_text(both: tuple[Tokenizers, Talk]) -> None:
     drawn = [rng.integers(0, size + 3, rng.integers(1, 30)).tolist() for _ in range(LINES)]
     for ids in [*real, *drawn, [], list(range(size))]:
         assert talk.ask(ids) == tokenizers.target_text(ids), ids
+        assert talk.ask({"settled": ids}) == tokenizers.settled_text(ids), ids
 
 
 def test_entries_by_their_names(both: tuple[Tokenizers, Talk]) -> None:

@@ -5,22 +5,14 @@
 #include <memory>
 #include <new>
 
+#include "api.hpp"
 #include "cores.hpp"
 #include "described.hpp"
 #include "serving.hpp"
 #include "text/unicode.hpp"
-#include "tformer/tformer.h"
 #include "translator.hpp"
 
 using tformer::Status;
-
-struct tformer_options {
-  tformer::Settings settings;
-};
-
-struct tformer_model {
-  std::shared_ptr<const tformer::OpenModel> open;
-};
 
 struct tformer_translator {
   tformer::Translator translator;
@@ -48,18 +40,12 @@ static_assert(same(Status::ok, TFORMER_OK) && same(Status::usage, TFORMER_USAGE)
 
 thread_local std::string last_message;
 
-/// The status of the exception being handled. Its message is stored for tformer_error: one line of UTF-8 without control
-/// characters, which damaged files may contain.
-tformer_status status_of_exception() noexcept {
+}  // namespace
+
+tformer_status tformer::status_of_exception() noexcept {
   try {
-    const tformer::Error error = tformer::described(std::current_exception());
-    last_message = tformer::utf8_replaced(error.what());
-    for (std::size_t i = 0; i < last_message.size(); ++i) {
-      const auto byte = static_cast<unsigned char>(last_message[i]);
-      if (byte < 0x20 || byte == 0x7F) last_message[i] = ' ';
-      const bool pair = byte == 0xC2 && i + 1 < last_message.size();  // U+0080 to U+009F, which terminals obey too
-      if (pair && static_cast<unsigned char>(last_message[i + 1]) < 0xA0) last_message.replace(i, 2, " ");
-    }
+    const Error error = described(std::current_exception());
+    last_message = one_line(error.what());
     return static_cast<tformer_status>(error.status);
   } catch (const std::bad_alloc&) {
     last_message = "no memory left";  // so short that it needs none
@@ -67,20 +53,10 @@ tformer_status status_of_exception() noexcept {
   }
 }
 
-template <typename Work>
-tformer_status guarded(const Work& work) noexcept {
-  try {
-    work();
-    return TFORMER_OK;
-  } catch (...) {
-    return status_of_exception();
-  }
-}
+namespace {
 
-template <typename Pointer>
-void require(Pointer pointer, const char* name) {
-  if (!pointer) throw tformer::Error(Status::usage, std::string(name) + " is null: give one");
-}
+using tformer::guarded;
+using tformer::require;
 
 std::vector<std::string_view> views(const tformer_text* texts, std::size_t count) {
   std::vector<std::string_view> all;
@@ -208,7 +184,7 @@ tformer_status tformer_model_open(const char* folder, const tformer_options* opt
     *model = nullptr;
     require(folder, "folder");
     const tformer::Settings settings = options ? options->settings : tformer::Settings();
-    *model = new tformer_model{std::make_shared<const tformer::OpenModel>(folder, settings)};
+    *model = new tformer_model{std::make_shared<const tformer::OpenModel>(std::filesystem::path(folder), settings)};
   });
 }
 

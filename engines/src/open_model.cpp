@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cores.hpp"
-#include "decode/options.hpp"
 #include "errors.hpp"
+#include "listing.hpp"
 #include "text/unicode.hpp"
 
 namespace tformer {
@@ -50,14 +50,10 @@ void require_fit(const Bundle& bundle, const Tokenizers& tokenizers) {
 
 }  // namespace
 
-OpenModel::OpenModel(const std::string& folder, const Settings& settings) {
+OpenModel::OpenModel(const Folder& folder, const Settings& settings) {
+  const auto kept = folder.keep();
   const auto bundle = std::make_shared<const Bundle>(Bundle::open(folder, settings.open.verify));
-  decoding_ = bundle->manifest().value("decoding", Json::object());
-  try {
-    options_of(decoding_);
-  } catch (const Error& error) {
-    throw Error(Status::bundle, folder + "/manifest.json is damaged: " + error.what());
-  }
+  decoding_ = decoding_of(*bundle);
   open_tokenizers(*bundle);
   OpenOptions open = settings.open;
   if (!open.threads) open.threads = std::max(1, cores() / static_cast<int>(settings.workers));

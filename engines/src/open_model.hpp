@@ -13,7 +13,7 @@ namespace tformer {
 class OpenModel {
  public:
   /// Throws Error.
-  OpenModel(const std::string& folder, const Settings& settings);
+  OpenModel(const Folder& folder, const Settings& settings);
 
   const Backend& backend() const { return *backend_; }
   const Tokenizers& tokenizers() const { return tokenizers_; }

@@ -136,7 +136,7 @@ Shortlist open_shortlist(const Bundle& bundle, const std::string& variant) {
                 "variant " + variant + " of " + folder +
                     " has no graphs for shortlists: leave the shortlist out");
   }
-  const std::string name = manifest["shortlist"]["file"], path = (bundle.directory() / name).string();
+  const std::string name = manifest["shortlist"]["file"], path = (bundle.directory().path() / name).string();
   bundle.verify({name});
   try {
     const std::string content = read_bytes(bundle.directory(), name, most_bytes), ours = side_hashes(bundle);

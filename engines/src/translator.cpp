@@ -5,6 +5,7 @@
 #include "decode/rules.hpp"
 #include "decode/search.hpp"
 #include "errors.hpp"
+#include "log.hpp"
 #include "spec.hpp"
 #include "text/unicode.hpp"
 
@@ -177,6 +178,11 @@ Results Translator::run(const Requests& asked, std::int64_t first) {
   const auto batches = length_batches(lengths, budget, [&](std::size_t longest_source) {
     return std::min(limits().sentences(options_.rows(), longest_source, tokens), share(count));
   });
+  log(Level::debug, [&] {
+    return std::to_string(count) + " lines in " + std::to_string(batches.size()) + " batches of at most " +
+           std::to_string(budget) + " padded source tokens, " + std::to_string(std::min(workers_, batches.size())) +
+           " at a time";
+  });
   std::vector<std::vector<Output>> found(count);
   std::vector<std::exception_ptr> failed(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -269,11 +275,7 @@ Results Translator::stream(std::string_view line, std::string_view prefix, std::
     const std::int32_t token = candidates.empty() ? -1 : candidates[0].token;
     if (token < 0 || std::find(ends.begin(), ends.end(), token) != ends.end()) return !others || others(candidates);
     ids.push_back(token);
-    std::string text = model_->tokenizers().target->decode(ids);
-    text.resize(model_->tokenizers().target->settled(text));
-    static const std::string half = "\xEF\xBF\xBD";  // U+FFFD, an incomplete character
-    const bool whole = text.size() < half.size() || text.compare(text.size() - half.size(), half.size(), half) != 0;
-    return (!others || others(candidates)) && (!whole || show(text));
+    return (!others || others(candidates)) && show(model_->tokenizers().settled_text(ids));
   };
   Results results;
   try {

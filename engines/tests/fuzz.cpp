@@ -101,7 +101,7 @@ void read_program(const std::string& text) {
   recipe.target = "native";
   recipe.cache_precision = text.size() % 2 ? "fp32" : "bf16";
   recipe.limits.src_tokens = recipe.limits.tgt_tokens = 16;
-  const auto read = std::make_shared<const native::Program>(program, weights_file(), model, recipe);
+  const auto read = std::make_shared<const native::Program>(program, mapped(weights_file()), model, recipe);
   for (const native::Code* code : {&read->encoder(), &read->step(), &read->memory()}) {
     for (const std::int64_t width : code->widths) {
       if (width > 1 << 12) return;  // runs, but slowly

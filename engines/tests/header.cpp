@@ -1,7 +1,11 @@
 // What tformer.hpp does, in a program that is linked statically: header BUNDLE LINE.
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <iterator>
+#include <memory>
 #include <new>
+#include <optional>
 #include <tformer/tformer.hpp>
 
 namespace {
@@ -45,6 +49,65 @@ void stream(const tformer::Model& model, const std::string& line) {
   std::string text;
   const auto write = [&text](const std::string& piece) { return !(text += piece).empty(); };
   require(translator.stream(line, write).text == text, "a stream after an exception is another");
+}
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+/// A bundle in memory is what its folder is; what its function throws comes out of the call.
+void files(const std::string& folder, const std::string& line, const std::string& expected) {
+  struct Own {};
+  const tformer::Options native = {{"backend", "native"}};
+  const auto read = [&folder](const std::string& name) -> std::optional<tformer::File> {
+    const std::string path = folder + "/" + name;
+    if (!std::ifstream(path)) return std::nullopt;
+    return content_of(path);
+  };
+  const std::string manifest = content_of(folder + "/manifest.json");
+  const auto borrowed = [&](const std::string& name) -> std::optional<tformer::File> {
+    if (name == "manifest.json") return tformer::File(manifest.data(), manifest.size());
+    return read(name);
+  };
+  const auto none = [](const std::string&) -> std::optional<tformer::File> { return std::nullopt; };
+  for (const tformer::Files& each : {tformer::Files(read), tformer::Files(borrowed)}) {
+    const tformer::Model model(each, native);
+    const auto output = tformer::Translator(model, {{"beams", "4"}}).translate({line})[0][0];
+    require(output.text == expected, "a model in memory is another");
+    require(model.target_text(output.ids) == expected, "the text of ids is another");
+    require(expected.rfind(model.target_text({output.ids[0]}, false), 0) == 0, "a settled text is no beginning");
+  }
+  require(throws<Own>([&] {
+            tformer::Model([&](const std::string& name) -> std::optional<tformer::File> {
+              if (name != "manifest.json") throw Own();
+              return read(name);
+            }, native);
+          }), "what a function throws is lost");
+  require(throws<Own>([] { tformer::Bundle([](const std::string&) -> std::optional<tformer::File> { throw Own(); }); }),
+          "what a function throws is lost");
+  require(throws<tformer::Failure>([&] { tformer::Model(none, native, "nothing"); }), "a bundle of nothing");
+  require(throws<std::invalid_argument>([&] { tformer::Model(tformer::Files(), native); }), "no function");
+  const auto names = [](const tformer::Bundle& bundle) {
+    std::string all;
+    for (const tformer::Variant& each : bundle.variants()) all += each.backend + ":" + each.name + " ";
+    return all;
+  };
+  require(names(tformer::Bundle(folder)) == names(tformer::Bundle(read)), "a bundle in memory has other variants");
+  require(names(tformer::Bundle(folder)).find("native:") != std::string::npos, "no program is listed");
+  require(tformer::Bundle(folder).options().size() == tformer::Bundle::all_options().size(), "other options");
+}
+
+/// What opening a model decides is logged, until nobody listens; what a callback throws is dropped.
+void logs(const std::string& folder) {
+  const auto heard = std::make_shared<int>(0);
+  tformer::on_log([heard](tformer_level level, const std::string& message) {
+    if (level == TFORMER_LOG_INFO && message.find("native") != std::string::npos) ++*heard;
+    tformer::on_log(nullptr);  // not inside a lock
+    throw 1;
+  });
+  const tformer::Model model(folder, {{"backend", "native"}});
+  require(*heard == 1 && heard.use_count() == 1, "a log is not heard once, or kept");
 }
 
 /// A name, value or folder with a zero byte is not taken for what stands before it.
@@ -101,6 +164,9 @@ int main(int count, char** arguments) try {
   serve(model, arguments[2], text);
   stream(model, arguments[2]);
   zero_bytes(model, arguments[1]);
+  files(arguments[1], arguments[2], text);
+  logs(arguments[1]);
+  require(tformer::version() == TFORMER_VERSION, "a header of another version");
   for (long at = 0; take(model, arguments[2], text, at); ++at) continue;
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';

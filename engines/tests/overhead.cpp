@@ -53,7 +53,7 @@ int main(int count, char** arguments) try {
   std::vector<std::string> lines;
   for (std::string line; std::getline(std::cin, line);) lines.push_back(line);
   const std::vector<std::string_view> views(lines.begin(), lines.end());
-  const auto model = std::make_shared<const tformer::OpenModel>(arguments[1], settings);
+  const auto model = std::make_shared<const tformer::OpenModel>(std::filesystem::path(arguments[1]), settings);
   if (settings.open.backend == "ort") {
     timed = Ort::GetApi();
     own_run = timed.Run;

@@ -95,7 +95,7 @@ void begin(NativeState& state, Executor& executor, const Sizes& sizes, std::int3
 }
 
 int show(const std::string& folder, const std::string& variant, const Sizes& sizes, const std::string& set) {
-  const Bundle bundle = Bundle::open(folder, false);
+  const Bundle bundle = Bundle::open(std::filesystem::path(folder), false);
   const auto program = std::make_shared<const Program>(bundle, variant);
   const Choice choice{static_cast<int>(sizes.threads), set};
   const kernels::Kernels& kernels = kernels_of(choice);

@@ -1,5 +1,6 @@
 // Tokenizers as a program, for tests/test_cpp_text.py: tokenize DESCRIPTION FOLDER. A line of JSON in, one out:
 //   "text" -> what the encoder sees; [ids] -> their text; {"lower": text}, {"strip": text}, {"split": text};
+//   {"settled": [ids]} -> the text that further ids cannot change;
 //   {"replaced": [bytes]}, {"problem": [bytes]} -> text; {"entry": text} -> its id in the target vocabulary, or -1.
 #include <fstream>
 #include <iostream>
@@ -26,6 +27,7 @@ json answer(const tformer::Tokenizers& tokenizers, const json& asked) {
   if (name == "lower") return tformer::lower(value.get<std::string>());
   if (name == "entry") return tokenizers.target->id_of(value.get<std::string>());
   if (name == "strip") return std::string(tformer::stripped(value.get<std::string>()));
+  if (name == "settled") return tokenizers.settled_text(value.get<tformer::Ids>());
   if (name == "replaced") return tformer::utf8_replaced(bytes_of(value));
   if (name == "problem") return std::string(tformer::utf8_problem(bytes_of(value)));
   json words = json::array();
@@ -40,7 +42,7 @@ int main(int count, char** words) {
   try {
     if (count != 3) throw tformer::Error(tformer::Status::usage, "tokenize DESCRIPTION FOLDER");
     std::ifstream file(words[1]);
-    const auto tokenizers = tformer::make_tokenizers(json::parse(file), words[2]);
+    const auto tokenizers = tformer::make_tokenizers(json::parse(file), std::filesystem::path(words[2]));
     for (std::string line; std::getline(std::cin, line);) {
       try {
         std::cout << answer(tokenizers, json::parse(line)).dump() << '\n';

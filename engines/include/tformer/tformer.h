@@ -29,6 +29,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "version.h" /* TFORMER_VERSION_MAJOR, _MINOR and _PATCH, and TFORMER_VERSION, such as "0.1.0" */
+
 #if defined(TFORMER_BUILDING)
 #define TFORMER_API __attribute__((visibility("default")))
 #else
@@ -55,6 +57,7 @@ typedef enum tformer_status {
 } tformer_status;
 
 typedef struct tformer_options tformer_options;
+typedef struct tformer_bundle tformer_bundle;
 typedef struct tformer_model tformer_model;
 typedef struct tformer_translator tformer_translator;
 typedef struct tformer_serving tformer_serving;
@@ -101,8 +104,76 @@ typedef int (*tformer_step_callback)(void *user, const tformer_candidate *candid
 /* Called with the next piece of a text; returning anything but 0 stops the call with TFORMER_CANCELLED. */
 typedef int (*tformer_text_callback)(void *user, const char *text, size_t size);
 
-/* The version of the library, such as "0.1.0" (semantic versioning). */
+/* The bytes of a file. `handle` is for whoever releases them. */
+typedef struct tformer_content {
+  const void *data; /* may be null where `size` is 0 */
+  size_t size;
+  void *handle;
+} tformer_content;
+
+/* The files of a bundle, which need not be files: an archive, decrypted bytes, data inside the program. All zeros but
+ * for `name`: a folder.
+ *
+ * Who owns what: the library copies this struct. It uses `user` until it calls `close`, once, when nothing needs the
+ * bundle any more: after the last model, translator and serving of it is freed, or before a call that fails returns.
+ * Bytes that `read` gave must stay as they are until `release`, which comes before `close`.
+ *
+ * Threads: calls of `read` come one at a time, from any thread that opens or uses the model; those of `release` and
+ * `close` from any thread. None may call functions of the same model, and none may throw. */
+typedef struct tformer_files {
+  const char *name; /* what messages call the bundle; null: "memory". If `read` is null, its folder */
+  /* Give the bytes of the file of this name, which is that of the manifest's `files`, such as manifest.json or
+   * native-int8/weights.data. Returns TFORMER_OK; TFORMER_MISSING if there is no such file; TFORMER_NO_MEMORY or
+   * TFORMER_CANCELLED, which the call that needs the file returns too; anything else if it cannot be read. Only files
+   * that are needed are read: once while a model is opened, and again if a first serving needs another graph (backend
+   * ort) or a batch the plans of another profile (trt). */
+  tformer_status (*read)(void *user, const char *name, tformer_content *content);
+  void (*release)(void *user, const tformer_content *content); /* null: the bytes stay until `close` */
+  void (*close)(void *user);                                   /* may be null */
+  void *user;
+} tformer_files;
+
+/* A set of graphs, or a program, in a bundle. Later versions may add fields at the end. */
+typedef struct tformer_variant {
+  const char *name;      /* as the option `variant` takes it, but of graphs for plans, where that names a precision */
+  const char *backend;   /* what runs it: ort, native or trt */
+  const char *precision; /* of the weights: fp32, bf16, int8 or int4 */
+  size_t source_tokens;  /* the longest source and output, end token included; of plans see their profiles */
+  size_t target_tokens;
+  size_t beams;   /* most rows of a line */
+  int is_default; /* 1: what backend ort runs if no variant is named */
+  int attention;  /* 1: it can align */
+  int shortlist;  /* 1: it can be opened with the option `shortlist` */
+} tformer_variant;
+
+/* A decoding option. Later versions may add fields at the end. */
+typedef struct tformer_option {
+  const char *name;
+  const char *type;   /* int, float, bool, choice, token ids, or sequences of token ids */
+  const char *value;  /* the default, as tformer_options_set takes it */
+  const char *values; /* the valid ones in words, or the choices with commas between; empty: any of the type */
+  const char *help;
+  double least, most; /* numbers that no valid one is outside of; 0 and 0 if it is no number */
+} tformer_option;
+
+/* How much a message matters. The numbers are those of Python's module logging. */
+typedef enum tformer_level {
+  TFORMER_LOG_DEBUG = 10,  /* what calls do: batches of a call, graphs that are opened late */
+  TFORMER_LOG_INFO = 20,   /* what opening a model decides: backend, variant, threads, kernels, libraries */
+  TFORMER_LOG_WARNING = 30 /* what makes a model slower than it could be */
+} tformer_level;
+
+/* Called with a message of one line, which ends in a zero byte. */
+typedef void (*tformer_log_callback)(void *user, tformer_level level, const char *message);
+
+/* The version of the library, such as "0.1.0" (semantic versioning); TFORMER_VERSION is that of this header. */
 TFORMER_API const char *tformer_version(void);
+
+/* Tell `callback` what the library decides by itself, in the whole process; null: no longer, as at first. Messages come
+ * from the thread whose call they are about, several at a time, and never while the library holds a lock. The callback
+ * may call any function but those of the translator or serving in whose call it is; it must not throw. `release`, which
+ * may be null, is called with `user` when the callback was replaced and its last call has ended. */
+TFORMER_API tformer_status tformer_on_log(tformer_log_callback callback, void *user, void (*release)(void *user));
 
 /* The CPUs that this process may use: those of its affinity mask, at most its cgroup's quota. */
 TFORMER_API size_t tformer_cores(void);
@@ -136,9 +207,23 @@ TFORMER_API tformer_options *tformer_options_new(void);
 TFORMER_API tformer_status tformer_options_set(tformer_options *options, const char *name, const char *value);
 TFORMER_API void tformer_options_free(tformer_options *options);
 
+/* Read what a bundle says of itself: no model is opened and no library loaded. Of a folder all files must be there, of
+ * other files only manifest.json is read. */
+TFORMER_API tformer_status tformer_bundle_open(const tformer_files *files, tformer_bundle **bundle);
+TFORMER_API void tformer_bundle_close(tformer_bundle *bundle);
+/* A variant by its number from 0; null behind the last one. Valid as long as the bundle. */
+TFORMER_API const tformer_variant *tformer_bundle_variant(const tformer_bundle *bundle, size_t number);
+/* A decoding option by its number from 0, with the bundle's default; null behind the last one. Valid as long as the
+ * bundle. `bundle` may be null: defaults are then those of the library, and it is valid for ever. */
+TFORMER_API const tformer_option *tformer_bundle_option(const tformer_bundle *bundle, size_t number);
+
 /* Open a bundle's folder. `options` may be null. */
 TFORMER_API tformer_status tformer_model_open(const char *folder, const tformer_options *options,
                                               tformer_model **model);
+/* Open a bundle that is not a folder. Weights of backend native are used where they lie, if they begin at a multiple of
+ * 64, else copied. ONNX Runtime copies what it is given. */
+TFORMER_API tformer_status tformer_model_open_files(const tformer_files *files, const tformer_options *options,
+                                                    tformer_model **model);
 TFORMER_API void tformer_model_close(tformer_model *model);
 /* The variant that runs; fp32 for the standard graphs; for plans their precision. Valid as long as the model. */
 TFORMER_API const char *tformer_model_variant(const tformer_model *model);
@@ -155,6 +240,13 @@ TFORMER_API tformer_status tformer_target_ids(const tformer_model *model, tforme
 /* The id of an entry of the target vocabulary, such as a language code; the text is not tokenized. -1 if a call fails. */
 TFORMER_API tformer_status tformer_target_entry(const tformer_model *model, tformer_text entry, int32_t *id);
 TFORMER_API void tformer_ids_free(tformer_ids *ids);
+/* The text of target ids; ids that do not exist and special ones have none. With `ended` 0 without what further ids may
+ * change, such as an incomplete character: the text then begins with that of the first ids alone, so that for a growing
+ * output, as from tformer_on_step, what each call adds can be shown at once, and all of it is the text of the whole
+ * output with `ended` 1. The text belongs to the caller, who frees it with tformer_text_free; null and 0 if a call fails. */
+TFORMER_API tformer_status tformer_target_text(const tformer_model *model, tformer_ids ids, int ended,
+                                               tformer_text *text);
+TFORMER_API void tformer_text_free(tformer_text *text);
 
 /* A translator of a model. `options` may be null. Fails if the model can never satisfy the options. */
 TFORMER_API tformer_status tformer_translator_new(tformer_model *model, const tformer_options *options,

@@ -15,24 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "tformer.h"
+#include "bundle.hpp"
 
 namespace tformer {
-inline namespace api {  // so that these names are not those of the library's own classes, which a static build links
-
-/// A call failed: what is wrong, where, and how to fix it.
-class Failure : public std::runtime_error {
- public:
-  explicit Failure(tformer_status status) : std::runtime_error(tformer_error()), status_(status) {}
-  tformer_status status() const { return status_; }
-
- private:
-  tformer_status status_;
-};
-
-inline void check(tformer_status status) {
-  if (status != TFORMER_OK) throw Failure(status);
-}
+inline namespace api {
 
 /// Names and values, as for tformer_options_set. A zero byte in one throws std::invalid_argument.
 using Options = std::vector<std::pair<std::string, std::string>>;
@@ -51,23 +37,6 @@ struct Output {
 using Outputs = std::vector<std::vector<Output>>;
 
 namespace detail {
-
-struct Free {
-  void operator()(tformer_options* it) const { tformer_options_free(it); }
-  void operator()(tformer_model* it) const { tformer_model_close(it); }
-  void operator()(tformer_translator* it) const { tformer_translator_free(it); }
-  void operator()(tformer_serving* it) const { tformer_serving_free(it); }
-  void operator()(tformer_results* it) const { tformer_results_free(it); }
-};
-
-template <typename Handle>
-using Owned = std::unique_ptr<Handle, Free>;
-
-/// A text for C, which a zero byte would cut short.
-inline const char* whole(const std::string& text) {
-  if (text.find('\0') == std::string::npos) return text.c_str();
-  throw std::invalid_argument("a folder, or an option's name or value, has a zero byte: leave it out");
-}
 
 inline Owned<tformer_options> options(const Options& values) {
   Owned<tformer_options> made(tformer_options_new());
@@ -108,6 +77,16 @@ class Model {
     check(tformer_model_open(detail::whole(folder), detail::options(options).get(), &model));
     model_.reset(model);
   }
+  /// The same of files that are no folder; `name` stands for it in messages. What `files` throws comes out of this.
+  explicit Model(Files files, const Options& options = {}, const std::string& name = "memory") {
+    const auto set = detail::options(options);
+    detail::Reading(std::move(files)).check(name, [&](const tformer_files* it) {
+      tformer_model* model = nullptr;
+      const tformer_status status = tformer_model_open_files(it, set.get(), &model);
+      model_.reset(model);
+      return status;
+    });
+  }
   std::string variant() const { return tformer_model_variant(model_.get()); }
   /// Why it runs slower than it could, if its translators have found a reason; else empty.
   std::string warning() const { return tformer_model_warning(model_.get()); }
@@ -120,6 +99,14 @@ class Model {
     std::int32_t id = -1;
     check(tformer_target_entry(model_.get(), detail::text(entry), &id));
     return id;
+  }
+  /// The text of target ids. Not `ended`: without what further ids may change, so that what a growing output adds to it
+  /// can be shown at once.
+  std::string target_text(const std::vector<std::int32_t>& from, bool ended = true) const {
+    tformer_text found{};
+    check(tformer_target_text(model_.get(), {from.data(), from.size()}, ended ? 1 : 0, &found));
+    const std::unique_ptr<tformer_text, void (*)(tformer_text*)> freed(&found, tformer_text_free);
+    return {found.data, found.size};
   }
   tformer_model* get() const { return model_.get(); }
 
@@ -324,11 +311,6 @@ class Serving {
  private:
   detail::Owned<tformer_serving> serving_;
 };
-
-inline std::string version() { return tformer_version(); }
-
-/// The CPUs that this process may use.
-inline std::size_t cores() { return tformer_cores(); }
 
 }  // namespace api
 }  // namespace tformer

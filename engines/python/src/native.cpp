@@ -17,6 +17,7 @@
 
 #include "arrays.hpp"
 #include "backend.hpp"
+#include "bundles.hpp"
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "decode/decode.hpp"
@@ -27,6 +28,7 @@
 #include "kernels/kernels.hpp"
 #include "settings.hpp"
 #include "speed.hpp"
+#include "tformer/version.h"
 #include "trt/open.hpp"
 
 namespace tformer::python {
@@ -215,9 +217,12 @@ class Model {
  public:
   /// `onnxruntime`: the file of the library that is to run the bundle's graphs, `tensorrt`: its plans; without both the
   /// CPU engine runs a program.
-  Model(const std::string& folder, const std::string& variant, int threads, bool shortlist, const std::string& kernels,
-        const std::optional<std::string>& onnxruntime, const std::optional<std::string>& tensorrt) {
+  Model(nb::handle files, const std::string& variant, int threads, bool shortlist, const std::string& kernels,
+        const std::optional<std::string>& onnxruntime, const std::optional<std::string>& tensorrt,
+        const std::string& name) {
+    const Folder folder = folder_of(files, name);
     const nb::gil_scoped_release others;
+    const auto kept = folder.keep();
     if (onnxruntime && tensorrt) throw Error(Status::usage, "onnxruntime and tensorrt: name one of them");
     Settings settings;
     settings.set("backend", tensorrt ? "trt" : onnxruntime ? "ort" : "native");
@@ -362,10 +367,10 @@ NB_MODULE(_native, module) {
       .def("step", &Running::step)
       .def("remove", &Running::remove, "search"_a);
   nb::class_<Model>(module, "Model")
-      .def(nb::init<const std::string&, const std::string&, int, bool, const std::string&, const std::optional<std::string>&,
-                    const std::optional<std::string>&>(),
-           "folder"_a, "variant"_a, "threads"_a, "shortlist"_a = false, "kernels"_a = "", "onnxruntime"_a = nb::none(),
-           "tensorrt"_a = nb::none())
+      .def(nb::init<nb::handle, const std::string&, int, bool, const std::string&, const std::optional<std::string>&,
+                    const std::optional<std::string>&, const std::string&>(),
+           "bundle"_a, "variant"_a, "threads"_a, "shortlist"_a = false, "kernels"_a = "", "onnxruntime"_a = nb::none(),
+           "tensorrt"_a = nb::none(), "name"_a = "memory")
       .def_prop_ro("limits", &Model::limits)
       .def_prop_ro("attention", &Model::attention)
       .def_prop_ro("admits", &Model::admits)
@@ -376,6 +381,7 @@ NB_MODULE(_native, module) {
       .def("memory", &Model::memory, "src_ids"_a.none(), "src_lengths"_a.none())
       .def("search", &Model::search, "src_ids"_a.none(), "src_lengths"_a.none(), "numbers"_a, "prefixes"_a, "options"_a,
            "allowed"_a.none(), "strict"_a, "calls"_a.none());
+  add_bundles(module);
   module.def("tensorrt_headers", &tformer::tensorrt_headers);
   module.def("kernels", &tformer::kernels::names);
   module.def("best_kernels", [] { return tformer::kernels::best().name; });

@@ -10,8 +10,11 @@ from ._native import (
     __version__,
     best_kernels,
     kernels,
+    on_log,
+    options,
     product_rate,
     tensorrt_headers,
+    variants,
 )
 
 __all__ = [
@@ -24,6 +27,9 @@ __all__ = [
     "__version__",
     "best_kernels",
     "kernels",
+    "on_log",
+    "options",
     "product_rate",
     "tensorrt_headers",
+    "variants",
 ]

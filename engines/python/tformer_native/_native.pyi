@@ -1,10 +1,16 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Files = str | Mapping[str, Buffer] | Callable[[str], Buffer | None]
+"""A bundle: its folder, or its files by names such as manifest.json and native-int8/weights.data, as a mapping or as a
+function that returns None for a file that does not exist, or raises FileNotFoundError. Bytes must not change while a
+model uses them, and weights of the CPU engine are copied unless they begin at a multiple of 64."""
 
 __version__: str
 
@@ -64,16 +70,18 @@ class Model:
 
     def __init__(
         self,
-        folder: str,
+        bundle: Files,
         variant: str,
         threads: int,
         shortlist: bool = False,
         kernels: str = "",
         onnxruntime: str | None = None,
         tensorrt: str | None = None,
+        name: str = "memory",
     ) -> None:
-        """`onnxruntime`: the file of the library that runs the bundle's graphs; `tensorrt`: of the one that runs its
-        plans, or its folder, "" where the loader finds it; without both, the CPU engine runs a program."""
+        """`name`: what messages call a bundle that is no folder. `onnxruntime`: the file of the library that runs the
+        bundle's graphs; `tensorrt`: of the one that runs its plans, or its folder, "" where the loader finds it;
+        without both, the CPU engine runs a program."""
     @property
     def limits(self) -> tuple[int, int, int, int]:
         """Sentences, source tokens, target tokens, beams."""
@@ -106,6 +114,18 @@ class Model:
     ) -> list[list[tuple[list[int], int | None, float, float, list[int]]]]:
         """Of each source its outputs: ids, end token, score, value, alignment. `options`: JSON. `calls` gets those of
         the engine: name, begin and end in seconds of time.perf_counter."""
+
+def variants(bundle: Files, name: str = "memory") -> list[dict[str, Any]]:
+    """What a bundle has, without opening a model: name, backend, precision, source_tokens, target_tokens, beams,
+    is_default, attention and shortlist of each variant, as `tformer_variant` of tformer.h explains them."""
+
+def options(bundle: Files | None = None, name: str = "memory") -> list[dict[str, Any]]:
+    """Decoding options with the defaults of a bundle, or of the library: name, type, value, values, help, least and
+    most of each, as `tformer_option` of tformer.h explains them."""
+
+def on_log(callback: Callable[[int, str], object] | None) -> None:
+    """Call this with a level of `logging` and a message about what the library decides, in the whole process: that may
+    be `logging.getLogger("tformer").log`. Threads may call it at the same time."""
 
 def tensorrt_headers() -> str:
     """The version of the TensorRT headers that this was built with, such as 11.1.0; "": it runs no plans."""

@@ -43,7 +43,8 @@ bool same(const std::vector<TensorSpec>& one, const std::vector<TensorSpec>& oth
 
 }  // namespace
 
-Bundle Bundle::open(const fs::path& directory, bool verified) {
+Bundle Bundle::open(const Folder& directory, bool verified) {
+  const auto kept = directory.keep();
   Bundle bundle;
   bundle.directory_ = directory;
   bundle.verified_ = verified;
@@ -76,11 +77,12 @@ Bundle Bundle::open(const fs::path& directory, bool verified) {
   for (const std::string& name : bundle.names_in_use()) {
     if (!files.contains(name)) throw Error(Status::bundle, damaged(path, "no hash of " + name));
   }
+  if (directory.source()) return bundle;  // what is missing is missed when it is read
   for (const auto& [name, unused] : files.items()) member(directory, name);
   return bundle;
 }
 
-fs::path Bundle::manifest_path() const { return directory_ / manifest_name; }
+fs::path Bundle::manifest_path() const { return directory_.path() / manifest_name; }
 
 const Json& Bundle::part(const std::string& variant) const {
   return variant.empty() ? manifest_ : manifest_["variants"][variant];
@@ -94,7 +96,7 @@ std::vector<std::string> Bundle::names_in_use() const {
     for (const Json& optional : contract()["optional_files"]) {
       const std::string name = in_folder(variant, optional);
       std::error_code ignored;
-      if (fs::exists(directory_ / name, ignored)) names.insert(name);
+      if (!directory_.source() && fs::exists(directory_.path() / name, ignored)) names.insert(name);
     }
   }
   for (const char* side : {"source", "target"}) {
@@ -115,6 +117,12 @@ std::string Bundle::trt_variant() const {
   }
   throw Error(Status::usage,
               directory_.string() + " has no graphs for TensorRT: export it again and add --recipe trt");
+}
+
+std::vector<std::string> Bundle::variants() const {
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : recipes_) names.push_back(name);
+  return names;
 }
 
 std::vector<std::string> Bundle::programs() const {
@@ -138,12 +146,12 @@ std::string Bundle::chosen(const std::string& name) const {
   return name;
 }
 
-fs::path Bundle::folder(const std::string& variant) const {
+Folder Bundle::folder(const std::string& variant) const {
   return variant.empty() ? directory_ : directory_ / variant;
 }
 
 fs::path Bundle::graph(const std::string& name, const std::string& variant) const {
-  return directory_ / in_folder(variant, file_of(name, recipe(variant)));
+  return directory_.path() / in_folder(variant, file_of(name, recipe(variant)));
 }
 
 bool Bundle::lists(const std::string& graph, const std::string& variant) const {

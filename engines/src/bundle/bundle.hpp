@@ -14,10 +14,11 @@ namespace tformer {
 /// An opened bundle. Immutable.
 class Bundle {
  public:
-  /// Read and check the manifest; `verified`: files are compared with their hashes when they are used. Throws Error.
-  static Bundle open(const std::filesystem::path& directory, bool verified);
+  /// Read and check the manifest; `verified`: files are compared with their hashes when they are used. Of a source only
+  /// the manifest is read, of a folder all files must be there. Throws Error.
+  static Bundle open(const Folder& directory, bool verified);
 
-  const std::filesystem::path& directory() const { return directory_; }
+  const Folder& directory() const { return directory_; }
   const Model& model() const { return model_; }
   const Json& manifest() const { return manifest_; }
   /// How the graphs of a variant were made; "": the standard ones.
@@ -26,10 +27,12 @@ class Bundle {
   std::string chosen(const std::string& name) const;
   /// The variant with graphs for TensorRT. Throws Error where there is none, or its kinds are unknown.
   std::string trt_variant() const;
+  /// All variants; the first is "", the standard graphs.
+  std::vector<std::string> variants() const;
   /// The variants of target native.
   std::vector<std::string> programs() const;
   /// The folder of a variant's graphs.
-  std::filesystem::path folder(const std::string& variant) const;
+  Folder folder(const std::string& variant) const;
   /// The file of a graph.
   std::filesystem::path graph(const std::string& name, const std::string& variant) const;
   /// Whether a variant has a graph that is optional.
@@ -49,7 +52,7 @@ class Bundle {
   std::map<std::string, std::string> tokenizer_hashes() const;
 
  private:
-  std::filesystem::path directory_;
+  Folder directory_;
   Json manifest_;
   Model model_;
   std::map<std::string, Recipe> recipes_;

@@ -31,15 +31,41 @@ std::size_t distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
+constexpr std::string_view pointer_begin = "version https://git-lfs.github.com/spec/";
+constexpr std::uintmax_t largest_pointer = 1023;
+
 /// Whether a file is a Git LFS pointer instead of the real file.
 bool is_pointer(const fs::path& path) {
-  constexpr std::string_view begin = "version https://git-lfs.github.com/spec/";
   std::error_code unknown_size;
-  if (fs::file_size(path, unknown_size) >= 1024 || unknown_size) return false;
-  std::string found(begin.size(), '\0');
+  if (fs::file_size(path, unknown_size) > largest_pointer || unknown_size) return false;
+  std::string found(pointer_begin.size(), '\0');
   std::ifstream file(path, std::ios::binary);
   file.read(found.data(), static_cast<std::streamsize>(found.size()));
-  return file && found == begin;
+  return file && found == pointer_begin;
+}
+
+Error incomplete(const std::string& directory, const std::string& name) {
+  return {Status::bundle, directory + " is incomplete: " + name + " is missing; copy or make it again"};
+}
+
+Error pointer(const fs::path& path) {
+  return {Status::bundle,
+          path.string() + " is a pointer of Git LFS, not the file: run git lfs pull where it was cloned"};
+}
+
+Error too_large(const fs::path& path, std::uintmax_t size, std::uintmax_t limit) {
+  return {Status::bundle, path.string() + " has " + std::to_string(size) + " bytes, more than " +
+                              std::to_string(limit) + ": make it again"};
+}
+
+/// The content of a file of a source.
+Content sourced(const Folder& directory, const std::string& name) {
+  const std::optional<Content> found = directory.source()->read(directory.name(name));
+  if (!found) throw incomplete(directory.root(), directory.name(name));
+  if (found->size() <= largest_pointer && found->view().substr(0, pointer_begin.size()) == pointer_begin) {
+    throw pointer(directory.path() / name);
+  }
+  return *found;
 }
 
 }  // namespace
@@ -51,10 +77,10 @@ Error unreadable(const fs::path& path, int why) {
   return {Status::bundle, path.string() + " cannot be read: " + words + fix};
 }
 
-fs::path member(const fs::path& directory, const std::string& name) {
-  const fs::path path = directory / name;
+fs::path member(const Folder& directory, const std::string& name) {
+  const fs::path path = directory.path() / name;
   std::error_code missing;
-  const fs::path root = fs::canonical(directory, missing);
+  const fs::path root = fs::canonical(directory.path(), missing);
   const fs::path real = missing ? fs::path() : fs::weakly_canonical(path, missing);
   if (!missing) {
     const auto [end, unused] = std::mismatch(root.begin(), root.end(), real.begin(), real.end());
@@ -66,28 +92,38 @@ fs::path member(const fs::path& directory, const std::string& name) {
   }
   const fs::file_status status = missing ? fs::file_status() : fs::status(path, missing);
   if (missing == std::errc::permission_denied) throw unreadable(path, EACCES);
-  if (missing || !fs::exists(status)) {
-    throw Error(Status::bundle, directory.string() + " is incomplete: " + name + " is missing; copy or make it again");
-  }
+  if (missing || !fs::exists(status)) throw incomplete(directory.string(), name);
   if (!fs::is_regular_file(status)) {
     throw Error(Status::bundle, path.string() + " is no regular file: copy or make it again");
   }
-  if (is_pointer(path)) {
-    throw Error(Status::bundle,
-                path.string() + " is a pointer of Git LFS, not the file: run git lfs pull where it was cloned");
-  }
+  if (is_pointer(path)) throw pointer(path);
   return path;
 }
 
-std::string read_bytes(const fs::path& directory, const std::string& name, std::uintmax_t limit) {
+bool exists(const Folder& directory, const std::string& name) {
+  if (directory.source()) return directory.source()->read(directory.name(name)).has_value();
+  std::error_code problem;
+  const fs::path path = directory.path() / name;
+  const bool found = fs::exists(path, problem);
+  if (problem) throw unreadable(path, problem.value());
+  return found;
+}
+
+Content content(const Folder& directory, const std::string& name) {
+  return directory.source() ? sourced(directory, name) : mapped(member(directory, name));
+}
+
+std::string read_bytes(const Folder& directory, const std::string& name, std::uintmax_t limit) {
+  if (directory.source()) {
+    const Content found = sourced(directory, name);
+    if (found.size() > limit) throw too_large(directory.path() / name, found.size(), limit);
+    return std::string(found.view());
+  }
   const fs::path path = member(directory, name);
   std::error_code problem;
   const std::uintmax_t size = fs::file_size(path, problem);
   if (problem) throw unreadable(path, problem.value());
-  if (size > limit) {
-    throw Error(Status::bundle, path.string() + " has " + std::to_string(size) + " bytes, more than " +
-                                    std::to_string(limit) + ": make it again");
-  }
+  if (size > limit) throw too_large(path, size, limit);
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string content(static_cast<std::size_t>(size), '\0');
@@ -122,7 +158,7 @@ Json parse_json(const std::string& text) {
   }
 }
 
-Json read_json(const fs::path& directory, const std::string& name, std::uintmax_t limit) {
+Json read_json(const Folder& directory, const std::string& name, std::uintmax_t limit) {
   const std::string content = read_bytes(directory, name, limit);
   try {
     return parse_json(content);

@@ -10,9 +10,11 @@ namespace tformer {
 
 std::string damaged(const fs::path& path, const std::string& wrong) { return path.string() + " is damaged: " + wrong; }
 
-void verify_file(const fs::path& directory, const std::string& name, const std::string& sha256,
+void verify_file(const Folder& directory, const std::string& name, const std::string& sha256,
                  const std::string& kind) {
-  if (sha256_of_file(member(directory, name)) == sha256) return;
+  const std::string found = directory.source() ? sha256_of(content(directory, name).view())
+                                               : sha256_of_file(member(directory, name));
+  if (found == sha256) return;
   throw Error(Status::bundle, kind + " " + directory.string() + " is damaged: " + name +
                                   " does not match its SHA-256 as recorded; copy or make it again");
 }
@@ -20,8 +22,10 @@ void verify_file(const fs::path& directory, const std::string& name, const std::
 namespace {
 
 /// What was found instead of a header, and what was expected.
-std::string instead(const fs::path& directory, const std::string& name, const std::string& kind) {
+std::string instead(const Folder& folder, const std::string& name, const std::string& kind) {
   const std::string wanted = kind == "bundle" ? "; a bundle is a folder that tformer export writes" : "";
+  if (folder.source()) return "it has no " + name + wanted;
+  const fs::path& directory = folder.path();
   std::error_code unused;
   if (!fs::is_directory(directory, unused)) {
     return (fs::exists(directory, unused) ? "it is a file" : "there is no such folder") + wanted;
@@ -40,15 +44,12 @@ std::string instead(const fs::path& directory, const std::string& name, const st
 
 }  // namespace
 
-Json read_header(const fs::path& directory, const std::string& name, const std::string& kind, Versions versions,
+Json read_header(const Folder& directory, const std::string& name, const std::string& kind, Versions versions,
                  const Json& schema) {
-  const fs::path path = directory / name;
+  const fs::path path = directory.path() / name;
   const std::string again = "make the " + kind + " again";
   const auto refuse = [](const std::string& message) { throw Error(Status::bundle, message); };
-  std::error_code problem;
-  const bool exists = fs::exists(path, problem);
-  if (problem) throw unreadable(path, problem.value());
-  if (!exists) refuse(directory.string() + " is not a " + kind + ": " + instead(directory, name, kind));
+  if (!exists(directory, name)) refuse(directory.string() + " is not a " + kind + ": " + instead(directory, name, kind));
   Json header = read_json(directory, name, header_bytes);
   for (const char* key : {"format", "version"}) {
     if (!header.is_object() || !header.contains(key)) refuse(path.string() + " is damaged ('" + key + "'): " + again);

@@ -13,11 +13,11 @@ struct Versions {
 };
 
 /// Read the header of a `kind` of one of these versions, and check it against its schema. Throws Error.
-Json read_header(const std::filesystem::path& directory, const std::string& name, const std::string& kind,
+Json read_header(const Folder& directory, const std::string& name, const std::string& kind,
                  Versions versions, const Json& schema);
 
 /// Compare a file with the SHA-256 that the header of a `kind` records. Throws Error.
-void verify_file(const std::filesystem::path& directory, const std::string& name, const std::string& sha256,
+void verify_file(const Folder& directory, const std::string& name, const std::string& sha256,
                  const std::string& kind);
 
 /// The message for a damaged header.

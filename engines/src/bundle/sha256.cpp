@@ -40,6 +40,13 @@ std::string sha256_of_file(const std::filesystem::path& path) {
   }
 }
 
+std::string sha256_of(std::string_view bytes) {
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, bytes.data(), bytes.size());
+  return finished(context);
+}
+
 std::string hex(std::string_view bytes) {
   static constexpr char digits[] = "0123456789abcdef";
   std::string text;

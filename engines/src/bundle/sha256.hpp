@@ -1,4 +1,4 @@
-// SHA-256 of files.
+// SHA-256.
 #pragma once
 
 #include <filesystem>
@@ -9,6 +9,9 @@ namespace tformer {
 
 /// Hex SHA-256 of a file. Throws Error where it cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
+
+/// Hex SHA-256 of bytes.
+std::string sha256_of(std::string_view bytes);
 
 /// Bytes as hexadecimal digits, two each.
 std::string hex(std::string_view bytes);

@@ -38,11 +38,13 @@ struct Field {
   std::string_view choices;  ///< separated by spaces
   std::variant<Bounds<std::int64_t>, Bounds<double>> bounds;  ///< a whole number's are whole, as a double rounds them
   const char* rule;  ///< what `bounds` are; empty: any number
+  const char* kind;  ///< what its type is called
+  const char* help;
 };
 
 const std::vector<Field> fields{
-#define TFORMER_OPTION(type, name, value, of, choices, bounds, rule) \
-  {#name, &DecodeOptions::name, of, choices, bounds, rule},
+#define TFORMER_OPTION(type, name, value, of, choices, bounds, rule, kind, help) \
+  {#name, &DecodeOptions::name, of, choices, bounds, rule, kind, help},
 #include "decode/options.inc"
 #undef TFORMER_OPTION
 };
@@ -257,6 +259,48 @@ json option_value(const std::string& name, const std::string& text) {
   };
   const auto ids = [&](const std::string& part) { return parts(part, ',', whole); };
   return std::holds_alternative<Ids DecodeOptions::*>(field.member) ? ids(text) : parts(text, '/', ids);
+}
+
+namespace {
+
+/// A value as `option_value` takes it.
+std::string written(const DecodeOptions& options, const Field& field) {
+  const auto joined = [](const Ids& ids) {
+    std::string text;
+    for (const std::int64_t id : ids) text += (text.empty() ? "" : ",") + std::to_string(id);
+    return text;
+  };
+  if (const auto* flag = std::get_if<bool DecodeOptions::*>(&field.member)) return options.*(*flag) ? "true" : "false";
+  if (const auto* ids = std::get_if<Ids DecodeOptions::*>(&field.member)) return joined(options.*(*ids));
+  if (const auto* lists = std::get_if<std::vector<Ids> DecodeOptions::*>(&field.member)) {
+    std::string text;
+    for (const Ids& each : options.*(*lists)) text += (text.empty() ? "" : "/") + joined(each);
+    return text;
+  }
+  return shown(options, field);
+}
+
+}  // namespace
+
+std::vector<OptionInfo> options_about(const DecodeOptions& defaults) {
+  std::vector<OptionInfo> all;
+  for (const Field& field : fields) {
+    OptionInfo made{field.name, field.kind, written(defaults, field), field.rule, field.help};
+    std::istringstream words{std::string(field.choices)};
+    for (std::string word; words >> word;) made.values += (made.values.empty() ? "" : ", ") + word;
+    const bool number = std::holds_alternative<std::int64_t DecodeOptions::*>(field.member) ||
+                        std::holds_alternative<double DecodeOptions::*>(field.member);
+    if (number) {
+      std::visit(
+          [&made](const auto& bounds) {
+            made.least = static_cast<double>(bounds.low);
+            made.most = static_cast<double>(bounds.high);
+          },
+          field.bounds);
+    }
+    all.push_back(std::move(made));
+  }
+  return all;
 }
 
 DecodeOptions over_defaults(const json& defaults, const json& asked) {

@@ -10,7 +10,7 @@ namespace tformer {
 
 /// Greedy search unless `beams` is above 1 or `sampling` is set. What each option is: options.inc, docs/decoding.md.
 struct DecodeOptions {
-#define TFORMER_OPTION(type, name, value, of, choices, bounds, rule) type name = value;
+#define TFORMER_OPTION(type, name, value, of, choices, bounds, rule, kind, help) type name = value;
 #include "decode/options.inc"
 #undef TFORMER_OPTION
 
@@ -35,6 +35,19 @@ std::vector<std::int32_t> token_ids(const std::vector<std::int64_t>& ids);
 
 /// The names of all decoding options.
 std::vector<std::string> option_names();
+
+/// An option for who shows or checks it.
+struct OptionInfo {
+  std::string name;
+  std::string kind;    ///< int, float, bool, choice, token ids, sequences of token ids
+  std::string value;   ///< the default, as `option_value` takes it
+  std::string values;  ///< which are valid, in words, choices with commas between; empty: any
+  std::string help;
+  double least = 0, most = 0;  ///< numbers between which valid ones lie; 0 and 0: it is no number
+};
+
+/// All decoding options, whose defaults are these.
+std::vector<OptionInfo> options_about(const DecodeOptions& defaults);
 
 /// A value as it is written on a command line, of the type that the option has. Throws Error.
 nlohmann::json option_value(const std::string& name, const std::string& text);

@@ -3,6 +3,7 @@
 
 #include "cores.hpp"
 #include "errors.hpp"
+#include "log.hpp"
 #include "native/engines.hpp"
 #include "native/executor.hpp"
 #include "native/state.hpp"
@@ -105,6 +106,11 @@ class Programs final : public Backend {
     if (options.shortlist) shortlist_ = std::make_shared<const Shortlist>(open_shortlist(*bundle_, variant_));
     program_ = std::make_shared<const native::Program>(*bundle_, variant_);
     batch_tokens_ = suiting(program_->step(), native::sizes_of(bundle_->model(), bundle_->recipe(variant_)));
+    log(Level::info, [&] {
+      return variant_ + ": kernels " + native::kernels_of(choice_).name +
+             (choice_.kernels.empty() ? ", the best of this machine" : ", as asked for") + "; batches of " +
+             std::to_string(batch_tokens_) + " tokens";
+    });
   }
 
   const Model& model() const override { return bundle_->model(); }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
-#include "bundle/mapped.hpp"
+#include "bundle/content.hpp"
 
 namespace tformer::native {
 
@@ -42,7 +42,7 @@ class Arrays {
     std::vector<std::int64_t> shape;
   };
 
-  Arrays(const Json& program, const Mapped& weights) : arrays_(list_of(program, "arrays")), weights_(weights) {}
+  Arrays(const Json& program, const Content& weights) : arrays_(list_of(program, "arrays")), weights_(weights) {}
 
   /// An array by its number, of which all lies in the file.
   Array array(const Json& from, const char* key) const;
@@ -66,7 +66,7 @@ class Arrays {
 
  private:
   const Json& arrays_;
-  const Mapped& weights_;
+  const Content& weights_;
 };
 
 }  // namespace tformer::native

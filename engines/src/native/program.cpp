@@ -14,8 +14,8 @@ constexpr std::int64_t version = 1;
 
 }  // namespace
 
-Program::Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe)
-    : weights_(weights) {
+Program::Program(const Json& program, const Content& weights, const Model& model, const Recipe& recipe)
+    : weights_(aligned(weights)) {
   const Json graphs = program.value("graphs", Json::object());
   const auto read = [&](const char* name, Graph graph) {
     if (!graphs.contains(name)) throw std::invalid_argument(std::string("no graph '") + name + "'");
@@ -27,7 +27,8 @@ Program::Program(const Json& program, const std::filesystem::path& weights, cons
 }
 
 Program::Program(const Bundle& bundle, const std::string& variant) {
-  const std::filesystem::path folder = bundle.folder(variant), path = folder / file_name;
+  const Folder folder = bundle.folder(variant);
+  const std::filesystem::path path = folder.path() / file_name;
   bundle.verify(bundle.graph_files({"encoder"}, variant));
   const Json program = read_json(folder, file_name, header_bytes);
   try {
@@ -44,7 +45,7 @@ Program::Program(const Bundle& bundle, const std::string& variant) {
       if (value.is_string()) metadata[key] = value.get<std::string>();
     }
     bundle.check_metadata("encoder", metadata, variant);
-    *this = Program(program, member(folder, weights_name), bundle.model(), bundle.recipe(variant));
+    *this = Program(program, content(folder, weights_name), bundle.model(), bundle.recipe(variant));
   } catch (const std::invalid_argument& error) {
     throw Error(Status::bundle, path.string() + " is damaged, or tformer did not make it (" + error.what() +
                                     "): copy or export the bundle again");

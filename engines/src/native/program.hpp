@@ -1,14 +1,13 @@
-// The instructions of a variant of target native: program.json, checked to the last index, and its weights, mapped.
+// The instructions of a variant of target native: program.json, checked to the last index, and its weights.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "bundle/bundle.hpp"
-#include "bundle/mapped.hpp"
+#include "bundle/content.hpp"
 #include "kernels/kernels.hpp"
 
 namespace tformer::native {
@@ -57,9 +56,9 @@ class Program {
  public:
   /// The program of a variant. Throws Error.
   Program(const Bundle& bundle, const std::string& variant);
-  /// Of what `program.json` holds, and the file of weights beside it. Throws Error, and std::invalid_argument for what is
+  /// Of what `program.json` holds, and the weights beside it, which are copied unless they begin at a multiple of 64. Throws Error, and std::invalid_argument for what is
   /// no program of such a model.
-  Program(const Json& program, const std::filesystem::path& weights, const Model& model, const Recipe& recipe);
+  Program(const Json& program, const Content& weights, const Model& model, const Recipe& recipe);
 
   const Code& encoder() const { return encoder_; }
   const Code& step() const { return step_; }
@@ -67,7 +66,7 @@ class Program {
   const Code& memory() const { return memory_; }
 
  private:
-  Mapped weights_;
+  Content weights_;
   Code encoder_, step_, memory_;
 };
 

@@ -310,7 +310,7 @@ class Reader {
 
 }  // namespace
 
-Code read_code(const Json& program, const Json& graph, Graph kind, const Mapped& weights, const Model& model,
+Code read_code(const Json& program, const Json& graph, Graph kind, const Content& weights, const Model& model,
                const Recipe& recipe) {
   return Reader(Arrays(program, weights), model, recipe, kind).read(graph);
 }

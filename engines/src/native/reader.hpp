@@ -8,7 +8,7 @@ namespace tformer::native {
 enum class Graph { encoder, memory, step };
 
 /// A graph's instructions. Every number is checked before it is used; what is wrong is std::invalid_argument.
-Code read_code(const Json& program, const Json& graph, Graph kind, const Mapped& weights, const Model& model,
+Code read_code(const Json& program, const Json& graph, Graph kind, const Content& weights, const Model& model,
                const Recipe& recipe);
 
 }  // namespace tformer::native

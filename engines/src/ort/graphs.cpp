@@ -7,6 +7,7 @@
 #include "backend.hpp"
 #include "cores.hpp"
 #include "errors.hpp"
+#include "log.hpp"
 
 namespace tformer {
 namespace {
@@ -116,10 +117,14 @@ Graphs::Graphs(std::shared_ptr<const Bundle> bundle, const OpenOptions& options)
 bool Graphs::has_slots() const { return !shortlist_ && bundle_->lists(slots_graph, variant_); }
 
 void Graphs::open_slots() const {
-  const std::lock_guard<std::mutex> held(slots_lock_);
-  if (slots_) return;
-  bundle_->verify(bundle_->graph_files({slots_graph}, variant_));
-  slots_.emplace(open(slots_graph, 0));
+  {
+    const std::lock_guard<std::mutex> held(slots_lock_);
+    if (slots_) return;
+    const auto kept = bundle_->directory().keep();
+    bundle_->verify(bundle_->graph_files({slots_graph}, variant_));
+    slots_.emplace(open(slots_graph, 0));
+  }
+  log(Level::debug, [&] { return bundle_->directory().string() + ": opened " + slots_graph + ", whose lines can join a batch"; });
 }
 
 /// Session options; threads spin for `spin_us` after an operator, 0: ONNX Runtime's default.
@@ -134,12 +139,30 @@ Ort::SessionOptions Graphs::session_options(int spin_us) const {
   return options;
 }
 
+/// A session of a graph; of a bundle in memory with its weights, which ONNX Runtime copies.
+Ort::Session Graphs::session_of(const std::filesystem::path& path, const Content& content, int spin_us) const {
+  Ort::SessionOptions options = session_options(spin_us);
+  const Folder folder = bundle_->folder(variant_);
+  if (!folder.source()) return Ort::Session(ort_env(), path.c_str(), options);
+  // Else it would look for files of weights in the working directory.
+  options.AddConfigEntry(kOrtSessionOptionsModelExternalInitializersFileFolderPath, "/dev/null");
+  const std::string name = contract()["weights"];
+  if (!bundle_->manifest()["files"].contains(folder.name(name))) {
+    return Ort::Session(ort_env(), content.data(), content.size(), options);
+  }
+  const Content weights = tformer::content(folder, name);
+  auto* const bytes = const_cast<char*>(weights.view().data());  // which it only reads
+  options.AddExternalInitializersFromFilesInMemory({name}, {bytes}, {weights.size()});
+  return Ort::Session(ort_env(), content.data(), content.size(), options);
+}
+
 Ort::Session Graphs::open(const std::string& graph, int spin_us) const {
   const std::filesystem::path path = bundle_->graph(graph, variant_);
   Ort::Session session{nullptr};
   try {
-    require_no_control_flow(path);
-    session = Ort::Session(ort_env(), path.c_str(), session_options(spin_us));
+    const Content file = content(bundle_->folder(variant_), path.filename().string());
+    require_no_control_flow(file.view(), path.string());
+    session = session_of(path, file, spin_us);
     const Ort::AllocatorWithDefaultOptions allocator;
     const Ort::ModelMetadata about = session.GetModelMetadata();
     std::map<std::string, std::string> metadata;

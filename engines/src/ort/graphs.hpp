@@ -56,6 +56,7 @@ class Graphs {
 
   Ort::SessionOptions session_options(int spin_us) const;
   Ort::Session open(const std::string& graph, int spin_us) const;
+  Ort::Session session_of(const std::filesystem::path& path, const Content& content, int spin_us) const;
   void check_tensors(const std::string& graph, const Ort::Session& session) const;
 };
 

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "errors.hpp"
+#include "log.hpp"
 
 namespace fs = std::filesystem;
 
@@ -103,13 +104,16 @@ std::string without_places(const std::string& said) {
 
 }  // namespace
 
-void load_onnxruntime(const std::string& place) {
+namespace {
+
+/// Returns whether it was not loaded before.
+bool loaded_now(const std::string& place) {
   const std::lock_guard<std::mutex> held(load_lock);
   if (environment) {
     if (!place.empty() && candidates(place).front() != loaded_from) {
       throw Error(Status::usage, "ONNX Runtime is loaded from " + loaded_from + " already: name one for the process");
     }
-    return;
+    return false;
   }
   ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // before the library loads: it would report usage to its vendor
   void* library = open_library(candidates(place));
@@ -122,6 +126,17 @@ void load_onnxruntime(const std::string& place) {
   if (!api) throw missing("onnxruntime " + loaded_version + " refuses the API 1." + std::to_string(ORT_API_VERSION));
   Ort::InitApi(api);
   environment = new Ort::Env(ORT_LOGGING_LEVEL_FATAL, "tformer");  // never freed: its threads may outlive our statics
+  return true;
+}
+
+}  // namespace
+
+void load_onnxruntime(const std::string& place) {
+  if (!loaded_now(place)) return;
+  log(Level::info, [] {
+    return "loaded onnxruntime " + loaded_version + " from " + loaded_from +
+           (has_vnni() ? "" : "; the processor has no VNNI, so 8-bit weights are made unsigned");
+  });
 }
 
 const std::string& onnxruntime_version() { return loaded_version; }

@@ -5,6 +5,7 @@
 #error "compile with ORT_API_MANUAL_INIT: the library is loaded by dlopen"
 #endif
 #include <onnxruntime_cxx_api.h>
+#include <onnxruntime_session_options_config_keys.h>
 
 #include <filesystem>
 #include <string>
@@ -28,9 +29,8 @@ std::string reason(const std::string& said);
 /// Whether the processor has VNNI: 8-bit products summed in 32 bits, without saturation.
 bool has_vnni();
 
-/// Throws Error for a graph with branches or loops, which may never end, std::invalid_argument for what is no graph.
-void require_no_control_flow(const std::filesystem::path& graph);
-/// The same for a file's content; `name` is for messages.
+/// Throws Error for a graph with branches or loops, which may never end, std::invalid_argument for what is no graph;
+/// `name` is for messages.
 void require_no_control_flow(std::string_view content, const std::string& name);
 
 }  // namespace tformer

@@ -3,7 +3,6 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "bundle/mapped.hpp"
 #include "errors.hpp"
 #include "ort/library.hpp"
 
@@ -44,11 +43,6 @@ void fields(std::string_view data, const Each& each) {
 }
 
 }  // namespace
-
-void require_no_control_flow(const std::filesystem::path& graph) {
-  const Mapped file(graph);
-  require_no_control_flow(file.view(), graph.string());
-}
 
 void require_no_control_flow(std::string_view content, const std::string& graph) {
   constexpr std::uint64_t graph_field = 7, functions_field = 25, node_field = 1, operator_field = 4;

@@ -14,7 +14,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 /// A list of texts in a JSON file.
-std::vector<std::string> strings(const fs::path& folder, const std::string& name, const char* key) {
+std::vector<std::string> strings(const Folder& folder, const std::string& name, const char* key) {
   const json file = read_json(folder, name, tokenizer_bytes);
   const json* found = file.is_object() && file.contains(key) ? &file.at(key) : nullptr;
   const auto is_text = [](const json& each) { return each.is_string(); };
@@ -63,7 +63,7 @@ Around around_of(const json& description) {
   return found;
 }
 
-std::unique_ptr<Tokenizer> make(const json& description, const fs::path& folder, const std::string& name,
+std::unique_ptr<Tokenizer> make(const json& description, const Folder& folder, const std::string& name,
                                 const std::string& content) {
   const auto kind = description.value("kind", std::string());
   const Specials specials = specials_of(description);
@@ -165,7 +165,19 @@ Ids Tokenizers::target_ids(std::string_view text) const {
   return ids;
 }
 
-std::shared_ptr<const Tokenizer> make_tokenizer(const json& description, const fs::path& folder) {
+std::string Tokenizers::settled_text(const Ids& ids) const {
+  static const std::string incomplete = "\xEF\xBF\xBD";  // U+FFFD
+  std::string text = target->decode(ids);
+  const auto ends = [&text] {
+    return text.size() >= incomplete.size() &&
+           text.compare(text.size() - incomplete.size(), incomplete.size(), incomplete) == 0;
+  };
+  while (ends()) text.resize(text.size() - incomplete.size());
+  text.resize(target->settled(text));
+  return text;
+}
+
+std::shared_ptr<const Tokenizer> make_tokenizer(const json& description, const Folder& folder) {
   const auto name = description.value("file", std::string());
   const std::string content = read_bytes(folder, name, tokenizer_bytes);
   std::string problem;
@@ -176,14 +188,14 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const json& description, const f
   } catch (const Error& error) {
     problem = error.what();
   }
-  const std::string path = (folder / name).string();
+  const std::string path = (folder.path() / name).string();
   if (!problem.empty()) {
     throw Error(Status::bundle, path + " is damaged (" + problem + "): copy or make the folder again");
   }
   throw Error(Status::bundle, path + ": unknown tokenizer kind '" + description.value("kind", std::string()) + "'");
 }
 
-Tokenizers make_tokenizers(const json& description, const fs::path& folder) {
+Tokenizers make_tokenizers(const json& description, const Folder& folder) {
   try {
     json source = description.at("source");
     const json& target = description.at("target");

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "bundle/source.hpp"
 
 namespace tformer {
 
@@ -79,12 +80,14 @@ struct Tokenizers {
   Ids source_ids(std::string_view text) const;
   /// Target of the decoder: the line's ids and eos.
   Ids target_ids(std::string_view text) const;
+  /// The part of the text of output ids that further ids cannot change, so without an incomplete UTF-8 character.
+  std::string settled_text(const Ids& ids) const;
 };
 
 /// Make a tokenizer by its description. Throws Error.
-std::shared_ptr<const Tokenizer> make_tokenizer(const nlohmann::json& description, const std::filesystem::path& folder);
+std::shared_ptr<const Tokenizer> make_tokenizer(const nlohmann::json& description, const Folder& folder);
 
 /// Make both tokenizers by the manifest's `tokenizer`. Throws Error.
-Tokenizers make_tokenizers(const nlohmann::json& description, const std::filesystem::path& folder);
+Tokenizers make_tokenizers(const nlohmann::json& description, const Folder& folder);
 
 }  // namespace tformer

@@ -90,6 +90,17 @@ std::string utf8_replaced(std::string_view bytes) {
   return text;
 }
 
+std::string one_line(std::string_view bytes) {
+  std::string text = utf8_replaced(bytes);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7F) text[i] = ' ';
+    const bool pair = byte == 0xC2 && i + 1 < text.size();  // U+0080 to U+009F, which terminals obey too
+    if (pair && static_cast<unsigned char>(text[i + 1]) < 0xA0) text.replace(i, 2, " ");
+  }
+  return text;
+}
+
 std::u32string characters(std::string_view text) {
   std::u32string found;
   found.reserve(text.size());

@@ -14,6 +14,9 @@ std::string_view utf8_problem(std::string_view text);
 /// The text with U+FFFD for each part that is not UTF-8, as Python's `decode("utf-8", "replace")`.
 std::string utf8_replaced(std::string_view bytes);
 
+/// The same as one line: without control characters, which terminals obey and damaged files may contain.
+std::string one_line(std::string_view bytes);
+
 /// The characters of valid UTF-8.
 std::u32string characters(std::string_view text);
 

@@ -171,12 +171,11 @@ TrtRuntime::~TrtRuntime() { delete_on_gpu(runtime_.release()); }
 
 std::string TrtRuntime::reasons() const { return log_->taken(); }
 
-std::shared_ptr<nvinfer1::ICudaEngine> TrtRuntime::load(const fs::path& plan) const {
-  const std::string bytes = read_bytes(plan.parent_path(), plan.filename().string(), largest_plan);
-  nvinfer1::ICudaEngine* loaded = runtime_->deserializeCudaEngine(bytes.data(), bytes.size());
+std::shared_ptr<nvinfer1::ICudaEngine> TrtRuntime::load(const Content& plan, const std::string& path) const {
+  nvinfer1::ICudaEngine* loaded = runtime_->deserializeCudaEngine(plan.data(), plan.size());
   if (loaded) return {loaded, delete_on_gpu<nvinfer1::ICudaEngine>};
   const std::string said = reasons();
-  throw Error(is_full(said) ? Status::no_memory : Status::engine, title_ + " cannot load " + plan.string() + ": " + said);
+  throw Error(is_full(said) ? Status::no_memory : Status::engine, title_ + " cannot load " + path + ": " + said);
 }
 
 }  // namespace tformer

@@ -50,8 +50,8 @@ class TrtRuntime {
   TrtRuntime(const TrtRuntime&) = delete;
   TrtRuntime& operator=(const TrtRuntime&) = delete;
 
-  /// A plan in GPU memory, to be freed before this. Throws Error, Status::no_memory where memory is full.
-  std::shared_ptr<nvinfer1::ICudaEngine> load(const std::filesystem::path& plan) const;
+  /// A plan in GPU memory, to be freed before this; `path` is for messages. Throws Error, Status::no_memory where memory is full.
+  std::shared_ptr<nvinfer1::ICudaEngine> load(const Content& plan, const std::string& path) const;
   const std::string& title() const { return title_; }
   bool for_rtx() const { return rtx_; }
   /// Errors that TensorRT has reported since the last call.

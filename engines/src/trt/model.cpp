@@ -72,9 +72,9 @@ const char* TrtModel::warning() const {
 std::unique_ptr<Engine> TrtModel::make_engine() const { return make_speculative(shared_from_this()); }
 
 TrtDevice::Plan TrtModel::load(const std::string& graph, const Profile& profile) const {
-  const std::filesystem::path path = plans_.plan(graph, profile);
-  TrtDevice::Plan& plan = loaded_[path.string()];
-  if (!plan) plan = runtime_->load(path);
+  const std::string path = plans_.plan(graph, profile).string();
+  TrtDevice::Plan& plan = loaded_[path];
+  if (!plan) plan = runtime_->load(plans_.read(graph, profile), path);
   return plan;
 }
 

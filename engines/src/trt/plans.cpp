@@ -38,7 +38,7 @@ std::string build_words(const fs::path& bundle, const std::string& precision, co
   return words;
 }
 
-fs::path plans_folder(const Bundle& bundle, const std::string& variant) { return bundle.folder(variant) / "plans"; }
+Folder plans_folder(const Bundle& bundle, const std::string& variant) { return bundle.folder(variant) / "plans"; }
 
 /// The folders of plans, in order, without hidden ones, which a running build writes.
 std::vector<fs::path> folders(const fs::path& all) {
@@ -72,28 +72,29 @@ std::string Stamp::folder() const {
 }
 
 std::size_t Plans::first(const Bundle& bundle, const std::string& variant, const std::vector<Stamp>& wanted) {
-  const fs::path all = plans_folder(bundle, variant);
+  const Folder all = plans_folder(bundle, variant);
   std::error_code none;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (fs::is_regular_file(all / wanted[i].folder() / header_name, none)) return i;
+    const Folder own = all / wanted[i].folder();
+    if (own.source() ? exists(own, header_name) : fs::is_regular_file(own.path() / header_name, none)) return i;
   }
-  std::string found;
-  for (const fs::path& folder : folders(all)) {
-    found += (found.empty() ? "" : "; ") + Plans(bundle, variant, folder).stamp().shown();
+  std::string found = all.source() ? "others, if any" : "";  // a source lists no files
+  for (const fs::path& folder : all.source() ? std::vector<fs::path>() : folders(all.path())) {
+    found += (found.empty() ? "" : "; ") + Plans(bundle, variant, Folder(folder)).stamp().shown();
   }
   throw Error(Status::bundle, bundle.directory().string() + " has no plans for this host (" + wanted[0].shown() +
                                   "), it has " + (found.empty() ? "none at all" : found) + ": run here: " +
-                                  build_words(bundle.directory(), wanted[0].precision, {}));
+                                  build_words(bundle.directory().path(), wanted[0].precision, {}));
 }
 
 Plans::Plans(const Bundle& bundle, const std::string& variant, const Stamp& wanted)
     : Plans(bundle, variant, plans_folder(bundle, variant) / wanted.folder()) {}
 
-Plans::Plans(const Bundle& bundle, const std::string& variant, const fs::path& directory)
-    : bundle_(bundle.directory()), directory_(directory) {
+Plans::Plans(const Bundle& bundle, const std::string& variant, const Folder& directory)
+    : bundle_(bundle.directory().path()), directory_(directory) {
   const Json header = read_header(directory, header_name, "plans", {version, version}, plans_schema());
   stamp_ = {header["capability"], header["tensorrt"], header["precision"]};
-  if (stamp_.folder() != directory.filename()) {
+  if (stamp_.folder() != directory.path().filename()) {
     throw Error(Status::bundle, directory.string() + " has plans for " + stamp_.shown() + ": call it " + stamp_.folder() +
                                     " again, or remove it");
   }
@@ -101,6 +102,7 @@ Plans::Plans(const Bundle& bundle, const std::string& variant, const fs::path& d
   std::sort(profiles_.begin(), profiles_.end(), [](const Profile& a, const Profile& b) {
     return std::tie(a.batch, a.beams, a.src_len, a.capacity) < std::tie(b.batch, b.beams, b.src_len, b.capacity);
   });
+  if (bundle.verified()) hashes_ = header["files"];
   const std::string command = build_words(bundle_, stamp_.precision, profiles_);
   const auto refuse = [&command](const std::string& what) { throw Error(Status::bundle, what + ": " + command); };
   Json own = Json::object();
@@ -110,20 +112,32 @@ Plans::Plans(const Bundle& bundle, const std::string& variant, const fs::path& d
     for (const std::string& graph : graphs) {
       const std::string name = plan_file(graph, profile);
       if (!header["files"].contains(name)) {
-        refuse((directory / header_name).string() + " is damaged: no hash of " + name);
+        refuse((directory.path() / header_name).string() + " is damaged: no hash of " + name);
       }
-      if (!bundle.verified()) continue;
-      try {
-        verify_file(directory, name, header["files"][name], "plans");
-      } catch (const Error& error) {
-        refuse(error.what());
-      }
+      if (!directory.source()) verify(name);  // what a source gives is compared whenever it gives it
     }
   }
 }
 
+void Plans::verify(const std::string& name) const {
+  if (hashes_.is_null()) return;
+  try {
+    verify_file(directory_, name, hashes_[name], "plans");
+  } catch (const Error& error) {
+    throw Error(Status::bundle, error.what() + (": " + build_words(bundle_, stamp_.precision, profiles_)));
+  }
+}
+
 fs::path Plans::plan(const std::string& graph, const Profile& profile) const {
-  return directory_ / plan_file(graph, profile);
+  return directory_.path() / plan_file(graph, profile);
+}
+
+Content Plans::read(const std::string& graph, const Profile& profile) const {
+  const std::string name = plan_file(graph, profile);
+  if (!directory_.source()) return content_of(read_bytes(directory_, name, largest_plan));
+  const auto kept = directory_.keep();
+  verify(name);
+  return content(directory_, name);
 }
 
 std::string Plans::build_command(const std::string& profile) const {

@@ -37,17 +37,22 @@ class Plans {
   const Stamp& stamp() const { return stamp_; }
   /// Smallest first.
   const std::vector<Profile>& profiles() const { return profiles_; }
-  /// The file of one plan.
+  /// The file of one plan, for messages.
   std::filesystem::path plan(const std::string& graph, const Profile& profile) const;
+  /// Its content. Throws Error.
+  Content read(const std::string& graph, const Profile& profile) const;
   /// The profile with the fewest rows, then the shortest, that fits a request. Throws Error.
   const Profile& fitting(const Profile& wanted) const;
   /// The command that builds these plans and one more profile.
   std::string build_command(const std::string& profile) const;
 
  private:
-  Plans(const Bundle& bundle, const std::string& variant, const std::filesystem::path& directory);
+  Plans(const Bundle& bundle, const std::string& variant, const Folder& directory);
+  void verify(const std::string& name) const;
 
-  std::filesystem::path bundle_, directory_;
+  std::filesystem::path bundle_;
+  Folder directory_;
+  Json hashes_;  ///< of files; null: they are not compared
   Stamp stamp_;
   std::vector<Profile> profiles_;
 };
