@@ -99,8 +99,8 @@ def test_a_bundle_whose_own_options_are_wrong_is_not_listed() -> None:
 def test_pieces_of_single_tokens_join_to_the_text() -> None:
     for folder in (BUNDLES / "copy", BUNDLES / "names", *([DEMO] if DEMO.is_dir() else [])):
         bundle = open_bundle(folder)
-        chosen = random.Random(3)
-        with Model(folder, backend="native") as model:
+        tokenizers, chosen = bundle.tokenizers(), random.Random(3)
+        with Model(folder) as model:
             size = bundle.config.tgt_vocab
             for _ in range(50):
                 ids = [chosen.randrange(-2, size + 3) for _ in range(chosen.randrange(12))]
@@ -112,8 +112,8 @@ def test_pieces_of_single_tokens_join_to_the_text() -> None:
                 whole = model.target_text(ids)
                 assert whole.startswith(shown)
                 real = [each for each in ids if each >= 0]
-                assert whole.decode() == bundle.tokenizers.target_text(real)
-                assert shown.decode() == bundle.tokenizers.settled_text(real)
+                assert whole.decode() == tokenizers.target_text(real)
+                assert shown.decode() == tokenizers.settled_text(real)
 
 
 @pytest.mark.long
