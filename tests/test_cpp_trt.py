@@ -196,6 +196,8 @@ def test_steps_that_cannot_be_captured_are_called(bundle: Path, libraries: list[
     assert as_json(called) == as_json(plain) and b"warning" not in plain.stderr
     wanted = b"warning: steps are not replayed as CUDA graphs: CUDA stopped in cuGraphInstantiate: invalid argument\n"
     assert called.stderr.startswith(wanted)
+    logged = in_one_process(bundle, libraries, 0, script=LOGGED, SIMULATED_NO_CAPTURE=1)
+    assert logged.returncode == 0, logged.stderr
 
 
 IN_ONE_PROCESS = """
@@ -218,8 +220,82 @@ with Model(bundle, backend="trt", variant="fp32") as model:
 """
 
 
+LOGGED = """
+import sys
+from tests.cpp_library import CLOSE, LOG, Model, Translator, library
+said = []
+
+def log(user, level, message):
+    said.append((level, message.decode()))
+    library().tformer_model_warning(handles[0]) if handles else None  # which takes the lock of the model's devices
+
+call, handles = LOG(log), []
+assert library().tformer_on_log(call, None, CLOSE()) == 0
+with Model(sys.argv[1], backend="trt", variant="fp32") as model:
+    handles.append(model.handle)
+    for beams in (1, 5, 1):
+        with Translator(model, max_tokens=24, beams=beams) as translator:
+            translator.translate(sys.argv[2:4])
+    handles.clear()
+assert any(level == 20 and "runs plans for sm90" in message for level, message in said), said
+slow = [message for level, message in said if level == 30]
+assert len(slow) == 1 and "steps are not replayed as CUDA graphs" in slow[0], said
+"""
+IN_MEMORY = """
+import sys
+from pathlib import Path
+from tests.cpp_files import Memory, folder_read
+from tests.cpp_library import CppError, Model, Serving, Translator
+bundle, lines, options = Path(sys.argv[1]), sys.argv[2:-1], {"backend": "trt", "variant": "fp32"}
+read = folder_read(bundle)
+
+def translated(model, **options):
+    with Translator(model, max_tokens=24, **options) as translator:
+        return translator.translate(lines)
+
+memory = Memory(read)
+with Model(bundle, **options) as folder, Model(memory.files, **options) as model:
+    opened = len(memory.reads)
+    assert len(set(memory.reads)) == opened and sum(name.endswith(".plan") for name in memory.reads) == 2, memory.reads
+    for beams in (1, 5):
+        assert translated(model, beams=beams) == translated(folder, beams=beams)
+    assert len(memory.reads) > opened  # plans of larger profiles
+    with Serving(model, max_tokens=24) as serving:
+        serving.admit(lines[0], 0)
+        while serving.step(): pass
+        assert serving.take()[1][0].text == translated(folder)[0][0].text
+memory.require_closed()
+
+def refusal(give, **more):
+    memory = Memory(give)
+    try:
+        with Model(memory.files, **options, **more) as model:
+            for beams in (1, 5):
+                translated(model, beams=beams)
+    except CppError as error:
+        memory.require_closed()
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+for wanted, change in (("encoder-", lambda data: data[:-1] + b"?"), ("decoder_step-6x5", lambda data: data[:-9])):
+    def give(name):
+        data = read(name)
+        return change(data) if data and name.split("/")[-1].startswith(wanted) and name.endswith(".plan") else data
+    said = refusal(give)
+    assert "does not match its SHA-256" in said and "tformer build memory" in said and "\\n" not in said, said
+assert ".plan is missing" in refusal(lambda name: None if "decoder_step-6x5" in name else read(name))
+none = refusal(lambda name: None if "plans" in name else read(name))
+assert "it has others, if any: run here: tformer build memory" in none
+"""
+
+
+def test_plans_in_memory_are_those_of_the_folder(bundle: Path, libraries: list[Path]) -> None:
+    done = in_one_process(bundle, libraries, 0, script=IN_MEMORY)
+    assert done.returncode == 0, done.stderr
+
+
 def in_one_process(
-    bundle: Path, libraries: list[Path], *arguments: object, **environment: object
+    bundle: Path, libraries: list[Path], *arguments: object, script: str = IN_ONE_PROCESS, **environment: object
 ) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
@@ -229,7 +305,7 @@ def in_one_process(
         "TFORMER_ONNXRUNTIME": onnxruntime(),
         **{name: str(value) for name, value in {**PLANS, **environment}.items()},
     }
-    command = [sys.executable, "-c", IN_ONE_PROCESS, bundle, *lines()[:12], *arguments]
+    command = [sys.executable, "-c", script, bundle, *lines()[:12], *arguments]
     return subprocess.run([*map(str, command)], capture_output=True, text=True, env=env, timeout=120)
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "errors.hpp"
+#include "log.hpp"
 #include "trt/open.hpp"
 
 namespace tformer {
@@ -54,6 +55,10 @@ std::shared_ptr<const Backend> open_plans(std::shared_ptr<const Bundle> bundle, 
     throw Error(Status::usage, "shortlist: trt has no graphs for it: use backend ort and a variant of target ort-cpu");
   }
   auto [plans, tensorrt] = chosen(*bundle, variant, options);
+  log(Level::info, [&library = tensorrt, &own = plans] {
+    return library.title() + " runs plans for " + own.stamp().shown() + ", of " +
+           std::to_string(own.profiles().size()) + " profiles";
+  });
   return std::make_shared<const TrtModel>(std::move(bundle), std::move(plans), tensorrt);
 }
 
@@ -90,7 +95,15 @@ std::unique_ptr<TrtDevice> TrtModel::make(const Profile& profile) const {
 }
 
 std::unique_ptr<TrtDevice> TrtModel::take(const Profile& wanted) const {
-  const Profile& profile = plans_.fitting(wanted);
+  auto device = taken(plans_.fitting(wanted));
+  if (logs()) {  // behind the lock
+    const std::string slow = warning();
+    if (!slow.empty() && !told_.exchange(true)) write_log(Level::warning, bundle_->directory().string() + ": " + slow);
+  }
+  return device;
+}
+
+std::unique_ptr<TrtDevice> TrtModel::taken(const Profile& profile) const {
   const std::lock_guard<std::mutex> held(lock_);
   const auto waiting = std::find_if(idle_.begin(), idle_.end(), [&](const std::unique_ptr<TrtDevice>& each) {
     return each->profile.holds(profile) && profile.holds(each->profile);

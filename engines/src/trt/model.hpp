@@ -1,6 +1,7 @@
 // The plans of a bundle on this host's GPU: loaded once, with a pool of devices that are reused for later batches.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,7 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
   void give_back(std::unique_ptr<TrtDevice> device) const noexcept;
 
  private:
+  std::unique_ptr<TrtDevice> taken(const Profile& profile) const;
   std::unique_ptr<TrtDevice> make(const Profile& profile) const;
   TrtDevice::Plan load(const std::string& graph, const Profile& profile) const;
 
@@ -42,6 +44,7 @@ class TrtModel final : public Backend, public std::enable_shared_from_this<TrtMo
   std::unique_ptr<const TrtRuntime> runtime_;
   mutable std::mutex lock_;
   mutable std::string warning_;  ///< written once
+  mutable std::atomic<bool> told_{false};  ///< whether the log has it
   mutable std::map<std::string, TrtDevice::Plan> loaded_;  ///< by file name
   mutable std::vector<std::unique_ptr<TrtDevice>> idle_;
 };
