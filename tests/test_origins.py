@@ -56,7 +56,7 @@ def test_each_factor_is_of_tensors_of_its_kind() -> None:
     tensors = {"table": np.ones((3, side.width), np.float32), "vector": np.ones(side.width, np.float32)}
 
     def possible(name: str, factor: float) -> bool:
-        made = Checkpoint(tensors, config).made(Origin((name,), (factor,)))
+        made = Checkpoint(tensors, config, {}).made(Origin((name,), (factor,)))
         return made is not None and bool(np.isfinite(made.array).all())
 
     assert [possible("table", factor) for factor in (1.0, root, query, gain, 2.0)] == [True, True, True, False, False]
