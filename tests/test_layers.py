@@ -16,11 +16,15 @@ LEVELS = [line.split("   ")[0].split(", ") for line in LIST.splitlines()]
 """Highest first; a module imports from its own level or a lower one."""
 HEAVY = {
     "torch": {
+        "model.cpu_training",
         "model.network",
+        "model.positions",
         "model.ssru",
         "model.checkpoint",
+        "train.bf16",
         "train.loop",
         "train.losses",
+        "train.projected",
         "train.runs",
         "train.teacher",
         "train.tensors",

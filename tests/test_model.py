@@ -529,7 +529,7 @@ def test_each_dropout_acts_in_training_only(kind: str) -> None:
     with torch.no_grad():
         expected = plain(*batch)
         assert torch.equal(dropped(*batch), expected)
-        assert torch.equal(plain.train()(*batch), expected)
+        torch.testing.assert_close(plain.train()(*batch), expected)  # its attention rounds otherwise
         torch.manual_seed(0)
         first, second = dropped.train()(*batch), dropped(*batch)
     assert not torch.allclose(first, expected) and not torch.allclose(first, second)

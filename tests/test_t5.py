@@ -17,7 +17,8 @@ from transformers.activations import ACT2FN
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tformer_deploy.model.config import ModelConfig
-from tformer_deploy.model.network import ACTIVATIONS, Attention, FeedForward, Transformer, distance_buckets
+from tformer_deploy.model.network import ACTIVATIONS, Attention, FeedForward, Transformer
+from tformer_deploy.model.positions import distance_buckets
 from tformer_deploy.model.seq2seq import GrowingCache
 
 KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {

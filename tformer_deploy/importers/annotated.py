@@ -12,7 +12,7 @@ from torch import Tensor
 from ..base.errors import ArtifactError
 from ..base.settings import from_dict
 from ..model.config import ModelConfig
-from ..model.network import sinusoids
+from ..model.positions import sinusoids
 from .base import Imported, ImportOptions, Parameters
 from .seen import Seen
 from .toolkit import equal, sharing

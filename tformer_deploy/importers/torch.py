@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from ..base.errors import ConfigError
 from ..base.settings import from_dict
 from ..model.config import ModelConfig
-from ..model.network import ACTIVATIONS, sinusoids
+from ..model.network import ACTIVATIONS
+from ..model.positions import sinusoids
 from .annotated import assumed_positions, positions, shared
 from .base import Imported, ImportOptions, Parameters, listed
 from .seen import Seen

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import cpu_training
 from .config import ModelConfig, Side
+from .positions import distance_buckets, sinusoids
 from .seq2seq import Cache, KeysValues, Layers, keep, length_mask
 from .ssru import Ssru
 
@@ -93,6 +95,8 @@ class Attention(nn.Module):
         """
         k, v = keys_values
         dropout = self.dropout if self.training else 0.0
+        if self.training and (causal or (mask is not None and mask.dtype == torch.bool)) and cpu_training.usable(q):
+            return cpu_training.attend(q, k, v, mask, dropout)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
@@ -145,7 +149,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
         hidden = self.activation(self.gate(x)) * self.up(x) if self.gate else self.activation(self.up(x))
-        return self.down(F.dropout(hidden, self.dropout, self.training))  # type: ignore[no-any-return]
+        return self.down(cpu_training.drop(hidden, self.dropout, self.training))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
@@ -161,7 +165,7 @@ class Residual(nn.Module):
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the sublayer's output y to the stream x."""
-        x = x + F.dropout(y, self.dropout, self.training)
+        x = cpu_training.add_dropped(x, y, self.dropout, self.training)
         return x if self.pre else self.norm(x)  # type: ignore[no-any-return]
 
 
@@ -302,7 +306,7 @@ class Transformer(nn.Module):
         if self.config.scale_embeddings:
             x = x * math.sqrt(x.shape[-1])
         x = x if positions is None else x + positions
-        return F.dropout(norm(x), self.dropout, self.training)
+        return cpu_training.drop(norm(x), self.dropout, self.training)
 
     def encode(self, src_ids: Tensor, src_lengths: Tensor, layers: Layers | None = None) -> Tensor:
         """src_ids (B, S), src_lengths (B) -> memory (B, S, d); `layers` receives every layer's output."""
@@ -331,9 +335,13 @@ class Transformer(nn.Module):
             x = layer(x, cross, mask, own)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
-    def forward(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
-        """Teacher-forced logits (B, T, V) of the token after each of tgt_ids (B, T), which begins with bos."""
-        return self.output(self.decode(self.encode(src_ids, src_lengths), src_lengths, tgt_ids))  # type: ignore[no-any-return]
+    def forward(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor, project: bool = True) -> Tensor:
+        """Teacher-forced logits (B, T, V) of the token after each of tgt_ids (B, T), which begins with bos.
+
+        Not projected: the hidden states (B, T, d) that `output` makes them of.
+        """
+        hidden = self.decode(self.encode(src_ids, src_lengths), src_lengths, tgt_ids)
+        return self.output(hidden) if project else hidden  # type: ignore[no-any-return]
 
     def step(
         self,
@@ -374,26 +382,3 @@ def all_distances(ids: Tensor) -> Tensor:
 def first(positions: Tensor | None, count: int) -> Tensor | None:
     """The first `count` rows of a table, or None."""
     return None if positions is None else positions[:count]
-
-
-def distance_buckets(distances: Tensor, count: int, furthest: int, causal: bool) -> Tensor:
-    """Buckets 0 to `count` - 1 of distances, query position minus key position.
-
-    The first half of the buckets hold one distance each, the others ranges that grow with the logarithm. Keys after
-    their query have half of all buckets for themselves; `causal`: they are in bucket 0. Source: transformers,
-    `T5Attention._relative_position_bucket`.
-    """
-    start = 0 if causal else (distances < 0) * (count // 2)
-    count, size = (count, distances.clamp(min=0)) if causal else (count // 2, distances.abs())
-    exact = count // 2
-    grown = torch.log(size.clamp(min=1) / exact) / math.log(furthest / exact) * (count - exact)
-    return start + torch.where(size < exact, size, (exact + grown.long()).clamp(max=count - 1))
-
-
-def sinusoids(count: int, width: int, base: float) -> Tensor:
-    """Position table (count, width): sine in even, cosine in odd columns. Source: Vaswani et al. 2017, 3.5."""
-    position = torch.arange(count, dtype=torch.float32)[:, None]
-    frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * -(math.log(base) / width))
-    table = torch.zeros(count, width)
-    table[:, 0::2], table[:, 1::2] = torch.sin(position * frequency), torch.cos(position * frequency)
-    return table

@@ -29,10 +29,12 @@ from ..bundle.text import Tokenizers
 from ..model.checkpoint import load_weights, model_tensors, save_checkpoint, save_tensors
 from ..model.config import ModelConfig, TrainConfig
 from ..model.network import Transformer
+from .bf16 import bf16_matmuls
 from .data import BatchStream, DataConfig, EncodedPairs, Parallel, Sampling, TrainingBatch, fingerprint
 from .keeping import best_of, candidates, work_left
 from .losses import dropouts, set_dropout, summed_loss, twice
 from .metrics import Metrics, text_figures
+from .projected import projected_loss
 from .run_files import AVERAGE, EMA, METRICS, STATE, STATE_VERSION, Progress, read_state, remove_superseded
 from .schedule import dropout_factor, label_smoothing, learning_rate, never_at_full_rate
 from .teacher import Teacher
@@ -201,20 +203,21 @@ class Trainer:
 
     def batch(self, corpus: EncodedPairs, indices: Any) -> TrainingBatch:
         """Some pairs, padded."""
-        config = self.model.config
-        return corpus.batch(indices, config.pad_id, config.start_id)
+        return corpus.batch(indices, self.model.config.pad_id, self.model.config.start_id)
 
     def loss(
         self, batch: TrainingBatch, label_smoothing: float, rdrop: float = 0.0, teacher: Teacher | None = None
     ) -> Tensor:
         """Cross-entropy summed over the target tokens of a batch; see `summed_loss` and `Teacher.blend`."""
         batch = twice(batch) if rdrop else batch
-        arrays = batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out
-        inputs = tuple(torch.from_numpy(array).to(self.device) for array in arrays)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+        inputs = tuple(torch.from_numpy(array).to(self.device) for array in vars(batch).values())
+        teacher, pad_id = teacher if teacher and teacher.weight else None, self.model.config.pad_id
+        with bf16_matmuls(self.device, self.settings.precision == "bf16"):
+            if rdrop and not teacher and self.device.type == "cpu":
+                hidden = self.parallel(*inputs[:3], project=False)
+                return projected_loss(hidden, self.model.output, inputs[3], pad_id, label_smoothing, rdrop)
             logits = self.parallel(*inputs[:3])
-        logits = logits.float()
-        own = summed_loss(logits, inputs[3], self.model.config.pad_id, label_smoothing, rdrop)
+        own = summed_loss(logits := logits.float(), inputs[3], pad_id, label_smoothing, rdrop)
         return teacher.blend(own, logits, inputs, 2 if rdrop else 1) if teacher else own
 
     def validate_and_save(self) -> None:
@@ -280,8 +283,7 @@ class Trainer:
     def save(self) -> None:
         """Save this step's weights for averaging, make them the checkpoint's, and save the state to resume from."""
         if self.world > 1:
-            shared = torch.tensor([self.progress.best_loss, self.progress.worse], dtype=torch.float64)
-            shared = shared.to(self.device)
+            shared = torch.tensor([self.progress.best_loss, self.progress.worse], dtype=torch.float64).to(self.device)
             dist.broadcast(shared, 0)
             self.progress.best_loss, self.progress.worse = shared[0].item(), int(shared[1].item())
         if self.rank:

@@ -12,6 +12,7 @@ from ..base.errors import ArtifactError, ConfigError
 from ..bundle.text import SentencePiece, Tokenizers
 from ..model.checkpoint import HEADER, Checkpoint, open_checkpoint
 from ..model.config import ModelConfig, TrainConfig
+from .bf16 import bf16_matmuls
 from .losses import taught_loss
 
 TAKEN_OVER = ("src_vocab", "tgt_vocab", "pad_id", "bos_id", "eos_id", "start_id")
@@ -26,7 +27,7 @@ class Teacher:
         """Where it is and which weights it has, as stored in headers."""
         self.model = checkpoint.load_model().requires_grad_(False).to(device)
         self._pad_id, self._device = checkpoint.config.pad_id, device
-        self._weight, self._temperature = settings.teacher_weight, settings.teacher_temperature
+        self.weight, self._temperature = settings.teacher_weight, settings.teacher_temperature
         self._bf16 = settings.precision == "bf16"
 
     def blend(self, own: Tensor, logits: Tensor, batch: tuple[Tensor, ...], passes: int) -> Tensor:
@@ -35,15 +36,13 @@ class Teacher:
         `batch`: source ids, lengths, target inputs and outputs. With two passes the second half of its rows repeats
         the first; this model, which has no dropout, reads one half.
         """
-        if not self._weight:
-            return own
         src_ids, lengths, tgt_in, tgt_out = (each.chunk(passes)[0] for each in batch)
-        with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+        with torch.no_grad(), bf16_matmuls(self._device, self._bf16):
             expected = self.model(src_ids, lengths, tgt_in).float()
         taught = [
             taught_loss(each, expected, tgt_out, self._pad_id, self._temperature) for each in logits.chunk(passes)
         ]
-        return (1 - self._weight) * own + self._weight / passes * torch.stack(taught).sum()
+        return (1 - self.weight) * own + self.weight / passes * torch.stack(taught).sum()
 
 
 def open_teacher(run: Path, folder: Path) -> Checkpoint:

@@ -24,7 +24,7 @@ from ...bundle.text import Tokenizers
 from ...decoding import DecodeOptions
 from ...model.checkpoint import Checkpoint, load_tensors
 from ...model.config import ModelConfig
-from ...model.network import sinusoids
+from ...model.positions import sinusoids
 from .layout import Generate, Source
 from .text_files import write_tokenizers
 from .tokens import entries_of, unique
