@@ -15,15 +15,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tformer_deploy.base.machine import keep_freed_memory
 from tformer_deploy.bundle.text import train_tokenizers
+from tformer_deploy.model import cpu_training
 from tformer_deploy.model.config import TrainConfig, preset
+from tformer_deploy.train import loop
 from tformer_deploy.train.data import BatchStream, DataConfig, load_data
 from tformer_deploy.train.loop import Trainer
+from tformer_deploy.train.losses import summed_loss
 
 MODEL = {"dropout": 0.25, "attention_dropout": 0.0, "activation_dropout": 0.0}
 TRAIN = {"batch_tokens": 2560, "updates": 6600, "lr": 0.003, "warmup": 1200, "cooldown": 1000}
@@ -64,12 +69,40 @@ def compiled(trainer: Trainer) -> None:
     trainer.parallel = torch.compile(trainer.model, dynamic=True)  # type: ignore[assignment]
 
 
+def by_pytorch(trainer: Trainer) -> None:
+    """Attention, dropout, bf16 and R-Drop's loss by PyTorch's own operators."""
+    train_update = trainer.train_update
+
+    def update(batches: Iterator[Any]) -> dict[str, float]:
+        with (
+            patch.object(cpu_training, "usable", lambda x: False),
+            patch.object(loop, "bf16_matmuls", autocast),
+            patch.object(loop, "projected_loss", loss_of_logits),
+        ):
+            return train_update(batches)
+
+    trainer.train_update = update  # type: ignore[method-assign]
+
+
+def autocast(device: torch.device, enabled: bool) -> torch.autocast:
+    """PyTorch's own bf16."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
+def loss_of_logits(hidden: Tensor, output: torch.nn.Linear, targets: Tensor, *objective: Any) -> Tensor:
+    """All logits at once, then the loss."""
+    return summed_loss(output(hidden).float(), targets, *objective)
+
+
 VARIANTS: dict[str, tuple[Callable[[Trainer], None], dict[str, Any]]] = {
     "usual (by length, Adam fused, fp32)": (usual, {}),
     "batches not by length": (unsorted, {}),
     "Adam, not fused": (optimizer(torch.optim.Adam, foreach=True), {}),
     "AdamW fused": (optimizer(torch.optim.AdamW, fused=True), {}),
-    "bf16 autocast": (usual, {"precision": "bf16"}),
+    "bf16 in linear layers": (usual, {"precision": "bf16"}),
+    "as PyTorch does it": (by_pytorch, {}),
+    "as PyTorch does it, bf16 autocast": (by_pytorch, {"precision": "bf16"}),
+    "as PyTorch does it, R-Drop": (by_pytorch, {"rdrop": 5.0}),
     "torch.compile": (compiled, {}),
     "R-Drop": (usual, {"rdrop": 5.0}),
     "ema": (usual, {"ema": 0.999}),

@@ -316,7 +316,7 @@ class TrainConfig:
     clip_norm: float = 1.0
     """Largest gradient norm; 0 switches clipping off."""
     precision: Precision = "fp32"
-    """`bf16`: autocast; faster only on processors with bfloat16 arithmetic."""
+    """`bf16`: matmuls in bfloat16; faster only on processors with bfloat16 arithmetic."""
     valid_every: int = 500
     """Updates between two validations. Each validation saves."""
     average: int = 10
