@@ -1,4 +1,4 @@
-"""Measure the training step: what batches by length, fused Adam, bfloat16 and torch.compile change, in turns.
+"""Measure the training step: what batches, optimizer, bfloat16, torch.compile and our own operators change, in turns.
 
 Trains the model of benchmarks/README.md's command on Multi30K. A slice of each variant after the other, over and over,
 so that other work on the machine meets all of them. Prints JSON: target tokens per second of wall-clock and of

@@ -77,9 +77,7 @@ def test_bf16_rounds_what_linear_layers_multiply() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no Linux that tells of its pages")
 def test_the_heap_asks_for_huge_pages() -> None:
-    lines = (
-        "from tformer_deploy.base import machine; machine.keep_freed_memory(); print(open('/proc/self/smaps').read())"
-    )
+    lines = "from tformer_deploy.base import machine;machine.keep_freed_memory();print(open('/proc/self/smaps').read())"
     made = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout
     flags = [line for line in made.splitlines() if line.startswith("VmFlags")]
     assert any(" hg" in line for line in flags)
