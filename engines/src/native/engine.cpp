@@ -105,7 +105,8 @@ class Programs final : public Backend {
     native::kernels_of(choice_);  // refuses what this machine does not have, before anything is read
     if (options.shortlist) shortlist_ = std::make_shared<const Shortlist>(open_shortlist(*bundle_, variant_));
     program_ = std::make_shared<const native::Program>(*bundle_, variant_);
-    batch_tokens_ = suiting(program_->step(), native::sizes_of(bundle_->model(), bundle_->recipe(variant_)));
+    const native::CacheSizes sizes = native::sizes_of(bundle_->model(), bundle_->recipe(variant_));
+    batch_tokens_ = suiting(program_->step(), sizes, shortlist_ != nullptr);
     log(Level::info, [&] {
       return variant_ + ": kernels " + native::kernels_of(choice_).name +
              (choice_.kernels.empty() ? ", the best of this machine" : ", as asked for") + "; batches of " +
@@ -131,10 +132,12 @@ class Programs final : public Backend {
 
   /// So many that caches, of targets as long as the sources, are 4 times what a step reads of weights: with fewer, weights
   /// are read for too few rows; with more, a small model's batch leaves a core's own cache. 256 to 4,096, the usual batch.
-  static std::int64_t suiting(const native::Code& step, const native::CacheSizes& sizes) {
+  /// With lists (`listed`) the output's weights do not count, as few of them are read.
+  static std::int64_t suiting(const native::Code& step, const native::CacheSizes& sizes, bool listed) {
     std::int64_t weights = 0;
     for (const native::Instruction& each : step.instructions) {
-      if (each.matrix.weights) weights += kernels::panels_of(each.matrix) * kernels::panel_bytes(each.matrix);
+      const bool read = each.matrix.weights && !(listed && each.op == native::Op::output);
+      if (read) weights += kernels::panels_of(each.matrix) * kernels::panel_bytes(each.matrix);
     }
     const auto keys = static_cast<std::int64_t>(sizes.bytes(sizes.layers * sizes.heads * sizes.size));
     const std::int64_t token = 2 * 2 * keys;  // keys and values of its source, and of its target
