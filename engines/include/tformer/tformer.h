@@ -29,7 +29,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(TFORMER_BUILDING)
+#if defined(TFORMER_BUILDING) && defined(_WIN32)
+#define TFORMER_API __declspec(dllexport)
+#elif defined(TFORMER_BUILDING)
 #define TFORMER_API __attribute__((visibility("default")))
 #else
 #define TFORMER_API
