@@ -103,6 +103,16 @@ cpp-thorough: cpp-build $(READY) .demo/bundle/manifest.json
 cpp-dist: $(if $(TARGET),cpp-cross,cpp-build) $(READY) .demo/bundle/manifest.json
 	engines/make-dist engines/build$(TARGET:%=-%) "$$($(BIN)/python engines/onnxruntime.py $(TARGET))" dist .demo/bundle
 
+# Whether the sources compile for systems on which nothing is supported; zig in PATH: pip install ziglang.
+cpp-compiles: $(addprefix engines/build-,x86_64-windows aarch64-macos)
+
+.PHONY: engines/build-%
+engines/build-x86_64-windows engines/build-aarch64-macos: engines/build-%:
+	engines/get-dependencies
+	cmake -S engines -B $@ -G Ninja --log-level=WARNING -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$*.cmake \
+	  -DTFORMER_DEPENDENCIES=$(CURDIR)/.cache/cpp -DTFORMER_WERROR=OFF
+	cmake --build $@ --target tformer_all kernels
+
 # Everything that is released, in dist/release: packages, wheels, archives, their hashes and parts. PYTHONS: 3.11 and a later one.
 PYTHONS ?= python3.11 python3.12
 release:

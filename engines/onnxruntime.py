@@ -1,4 +1,4 @@
-"""Where a library of ONNX Runtime is: onnxruntime.py [TARGET] prints this Python's package, or downloads the target's wheel."""
+"""Where ONNX Runtime's library is, this Python's or a downloaded one of another processor: onnxruntime.py [TARGET]."""
 
 from __future__ import annotations
 

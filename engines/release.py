@@ -1,7 +1,8 @@
 """Everything that a release has, in a folder: release.py OUT PYTHON... Nothing is uploaded.
 
-Needs what get-dependencies needs, and Python 3.11 and one from 3.12 on, with their headers. Two runs of one commit give the
-same files, if the archives of Debian have not changed between them.
+Needs what get-dependencies needs, and Python 3.11 and one from 3.12 on, with their headers, which fit ARM64 too: their
+pyconfig.h differs only in what CPython itself is built by. Two runs of one commit give the same files, if Debian's
+packages, which sbom.cdx.json names, have not changed between them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def run(command: list[str | Path], **more: str) -> str:
     """What a command prints. Raises ReleaseError with its last line."""
     words = [str(word) for word in command]
     print("+", *words, file=sys.stderr)
-    done = subprocess.run(words, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(words, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ReleaseError(f"{words[0]} cannot be run: {error.strerror}") from None
     if done.returncode:
         print(done.stdout, done.stderr, file=sys.stderr)
         said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [""]

@@ -1,6 +1,7 @@
 """What the files of a release contain, as CycloneDX: sbom.py FOLDER writes FOLDER/sbom.cdx.json.
 
-C++ libraries have the versions that get-dependencies noted, packages of Python those of constraints.txt or of this Python.
+C++ libraries have the versions that get-dependencies noted, packages of Python those of constraints.txt or of this
+Python.
 """
 
 from __future__ import annotations

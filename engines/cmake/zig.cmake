@@ -1,4 +1,5 @@
 # Included by toolchain files whose compiler is zig (pip install ziglang), which has the C libraries of many systems in it.
+set(TFORMER_ZIG ON)
 set(TFORMER_STATIC OFF) # whose users would need zig's libc++
 set(CMAKE_C_COMPILER zig cc -target ${zig_target})
 set(CMAKE_CXX_COMPILER zig c++ -target ${zig_target})
