@@ -4,6 +4,7 @@
 
 #ifdef _WIN32
 #define NOMINMAX
+#include <malloc.h>
 #include <windows.h>
 
 #include <bitset>
@@ -33,6 +34,10 @@ void set_default(const char* name, const char* value) {
   if (!std::getenv(name)) ::_putenv_s(name, value);
 }
 
+void* allocate(std::size_t alignment, std::size_t bytes) { return ::_aligned_malloc(bytes, alignment); }
+
+void release(void* memory) { ::_aligned_free(memory); }
+
 void* open_library(const std::string& name, std::string& why) {
   void* library = ::LoadLibraryW(std::filesystem::u8path(name).c_str());
   if (!library) why = name + ": " + std::system_category().message(static_cast<int>(::GetLastError()));
@@ -56,6 +61,10 @@ int cores() {
 }
 
 void set_default(const char* name, const char* value) { ::setenv(name, value, 0); }
+
+void* allocate(std::size_t alignment, std::size_t bytes) { return std::aligned_alloc(alignment, bytes); }
+
+void release(void* memory) { std::free(memory); }
 
 void* open_library(const std::string& name, std::string& why) {
   void* library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
