@@ -111,7 +111,7 @@ engines/build-x86_64-windows engines/build-aarch64-macos: engines/build-%:
 	engines/get-dependencies
 	cmake -S engines -B $@ -G Ninja --log-level=WARNING -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$*.cmake \
 	  -DTFORMER_DEPENDENCIES=$(CURDIR)/.cache/cpp -DTFORMER_WERROR=OFF
-	cmake --build $@ --target tformer_all kernels
+	cmake --build $@ --target tformer_all $(if $(filter %-windows,$@),kernels)
 
 # Everything that is released, in dist/release: packages, wheels, archives, their hashes and parts. PYTHONS: 3.11 and a later one.
 PYTHONS ?= python3.11 python3.12

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
-from cyclonedx.model import HashType
+from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
@@ -99,7 +99,7 @@ def sbom(folder: Path) -> Bom:
     digests = []
     for path in sorted(folder.iterdir()):
         digests.append(hashlib.sha256(path.read_bytes()).hexdigest())
-        hashes = [HashType.from_hashlib_alg("sha256", digests[-1])]
+        hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digests[-1])]
         file = Component(name=path.name, version=number[1], bom_ref=path.name, type=ComponentType.FILE, hashes=hashes)
         inside = {url.to_string(): component(url, ComponentScope.REQUIRED) for url in parts(path.name)}
         beside = {url.to_string(): component(url, ComponentScope.EXCLUDED) for url in needed(path.name)}
