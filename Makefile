@@ -101,12 +101,12 @@ cpp-thorough: cpp-build $(READY) .demo/bundle/manifest.json
 
 # A tar that translates on a machine without Python: libraries, tformer-cpp and the demo's bundle; TARGET: for another one.
 cpp-dist: $(if $(TARGET),cpp-cross,cpp-build) $(READY) .demo/bundle/manifest.json
-	engines/make-dist engines/build$(TARGET:%=-%) "$$($(BIN)/python engines/onnxruntime.py $(TARGET))" dist .demo/bundle
+	engines/make-dist engines/build$(TARGET:%=-%) "$$($(BIN)/python engines/find_onnxruntime.py $(TARGET))" dist .demo/bundle
 
 # Whether the sources compile for systems on which nothing is supported; zig in PATH: pip install ziglang.
 cpp-compiles: $(addprefix engines/build-,x86_64-windows aarch64-macos)
 
-.PHONY: engines/build-%
+.PHONY: engines/build-x86_64-windows engines/build-aarch64-macos
 engines/build-x86_64-windows engines/build-aarch64-macos: engines/build-%:
 	engines/get-dependencies
 	cmake -S engines -B $@ -G Ninja --log-level=WARNING -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$*.cmake \

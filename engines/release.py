@@ -100,7 +100,7 @@ def native_wheels(processor: str, pythons: Mapping[str, Path], build: Path, zig:
 
 def archive(processor: str, python: Path, build: Path, out: Path, zig: Mapping[str, str]) -> None:
     """Into `out`: tformer-cpp and its libraries, with ONNX Runtime of that processor's wheel."""
-    wheel = run([python, ENGINES / "onnxruntime.py", f"{processor}-manylinux"]).strip()
+    wheel = run([python, ENGINES / "find_onnxruntime.py", f"{processor}-manylinux"]).strip()
     run([ENGINES / "make-dist", build, wheel, out], **{"PYTHON": str(python), **zig})
 
 

@@ -1,4 +1,4 @@
-"""Where ONNX Runtime's library is, this Python's or a downloaded one of another processor: onnxruntime.py [TARGET]."""
+"""Prints where ONNX Runtime's library is, this Python's or a downloaded one: find_onnxruntime.py [TARGET]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def installed() -> Path:
     """The folder of this Python's package."""
     spec = importlib.util.find_spec("onnxruntime")
     if not spec or not spec.submodule_search_locations:
-        sys.exit("onnxruntime.py: the package onnxruntime is not installed: pip install onnxruntime")
+        sys.exit("find_onnxruntime.py: the package onnxruntime is not installed: pip install onnxruntime")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -36,7 +36,7 @@ def downloaded(processor: str) -> Path:
         check=False,
     )
     if done.returncode:
-        sys.exit(f"onnxruntime.py: pip download: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+        sys.exit(f"find_onnxruntime.py: pip download: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
     return next(folder.glob("*.whl"))
 
 
