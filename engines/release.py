@@ -95,7 +95,7 @@ def native_wheels(processor: str, pythons: Mapping[str, Path], build: Path, zig:
         made = build_wheel(python, version, processor, build, zig)
         platform = f"manylinux_{GLIBC}_{processor}"
         with_tools = {**zig, "PATH": f"{python.parent}:{zig['PATH']}"}
-        run([python.parent / "auditwheel", "repair", "--plat", platform, "--only-plat", "-w", out, made], **with_tools)
+        run([python, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat", "-w", out, made], **with_tools)
 
 
 def archive(processor: str, python: Path, build: Path, out: Path, zig: Mapping[str, str]) -> None:
