@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 # Some containers set it; then each of the tests' processes compiles anew what it imports, half of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: spec demo test test-long test-all lint native native-wheel cpp cpp-build cpp-cross cpp-trt cpp-thorough cpp-dist bench-peers gpu-kit gpu-results
+.PHONY: spec demo test test-long test-all lint native native-wheel cpp cpp-build cpp-cross cpp-trt cpp-thorough cpp-dist cpp-compiles release bench-peers gpu-kit gpu-results
 .DELETE_ON_ERROR:
 
 # Python compiles what it imports; pip would compile all of it.
@@ -99,10 +99,24 @@ cpp-trt:
 cpp-thorough: cpp-build $(READY) .demo/bundle/manifest.json
 	engines/thorough $(SECONDS)
 
-# A tar that translates on a machine without Python: libraries, tformer-cpp and the demo's bundle.
-cpp-dist: cpp-build $(READY) .demo/bundle/manifest.json
-	engines/make-dist engines/build .demo/bundle "$$($(BIN)/python -c \
-	  'import importlib.util; print(importlib.util.find_spec("onnxruntime").submodule_search_locations[0])')" dist
+# A tar that translates on a machine without Python: libraries, tformer-cpp and the demo's bundle; TARGET: for another one.
+cpp-dist: $(if $(TARGET),cpp-cross,cpp-build) $(READY) .demo/bundle/manifest.json
+	engines/make-dist engines/build$(TARGET:%=-%) "$$($(BIN)/python engines/find_onnxruntime.py $(TARGET))" dist .demo/bundle
+
+# Whether the sources compile for systems on which nothing is supported; zig in PATH: pip install ziglang.
+cpp-compiles: $(addprefix engines/build-,x86_64-windows aarch64-macos)
+
+.PHONY: engines/build-x86_64-windows engines/build-aarch64-macos
+engines/build-x86_64-windows engines/build-aarch64-macos: engines/build-%:
+	engines/get-dependencies
+	cmake -S engines -B $@ -G Ninja --log-level=WARNING -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$*.cmake \
+	  -DTFORMER_DEPENDENCIES=$(CURDIR)/.cache/cpp -DTFORMER_WERROR=OFF
+	cmake --build $@ --target tformer_all $(if $(filter %-windows,$@),kernels)
+
+# Everything that is released, in dist/release: packages, wheels, archives, their hashes and parts. PYTHONS: 3.11 and a later one.
+PYTHONS ?= python3.11 python3.12
+release:
+	$(PYTHON) engines/release.py dist/release $(PYTHONS)
 
 # Options: make bench-peers BENCH='--quick', or BENCH='--multi30k BUNDLE --data FOLDER'.
 bench-peers: $(READY) .venv-peers/.installed bundles/base/manifest.json

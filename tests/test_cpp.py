@@ -1016,7 +1016,7 @@ def test_a_folder_to_ship_has_onnx_runtime_beside_the_library(tmp_path: Path) ->
     runtime.mkdir()
     for name in ("libonnxruntime.so.1.31.1", "LICENSE"):
         (runtime / name).touch()
-    command = [ROOT / "engines/make-dist", built(), BUNDLES / "v2" / "copy", runtime, tmp_path / "dist"]
+    command = [ROOT / "engines/make-dist", built(), runtime, tmp_path / "dist", BUNDLES / "v2" / "copy"]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     with tarfile.open(made.stdout.strip()) as tar:

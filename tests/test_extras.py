@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tformer_deploy import __version__
 from tformer_deploy.base.errors import EXTRAS
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +36,7 @@ ABSENT = sorted({module for extra, modules in EXTRAS.items() for module in modul
 def test_the_table_is_that_of_the_project() -> None:
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     del stated["dev"]
+    assert stated.pop("native") == [f"tformer-native=={__version__}"]  # which is built here, and says so where it lacks
     found = {
         extra: {IMPORTED.get(name, name) for name in (re.split("[>=<]", each)[0] for each in packages)}
         for extra, packages in stated.items()

@@ -1,12 +1,12 @@
 #include "cores.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "system.hpp"
 
 namespace fs = std::filesystem;
 
@@ -51,9 +51,8 @@ int quota(const fs::path& root) {
 }
 
 int cores() {
-  cpu_set_t set;  // has room for 1,024
-  const bool known = ::sched_getaffinity(0, sizeof set, &set) == 0;
-  const int all = known ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency()), most = quota();
+  const int known = system::cores(), most = quota();
+  const int all = known ? known : static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, most ? std::min(all, most) : all);
 }
 

@@ -16,6 +16,11 @@
 #include <string>
 #include <vector>
 
+#ifdef _WIN32
+#include <fcntl.h>
+#include <io.h>
+#endif
+
 namespace {
 
 using namespace tformer::kernels;
@@ -919,6 +924,10 @@ void multiply(const std::string& kind, std::int64_t rows, std::int64_t inputs, s
 }  // namespace
 
 int main(int count, char** words) {
+#ifdef _WIN32
+  ::_setmode(0, _O_BINARY);  // Windows would change ends of lines
+  ::_setmode(1, _O_BINARY);
+#endif
   if (count == 2 && words[1] == std::string("sets")) {
     for (const std::string& name : names()) {
       std::printf("%s\t%s\n", name.c_str(), named(name) ? "here" : refusal(name).c_str());

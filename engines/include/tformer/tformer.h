@@ -31,7 +31,9 @@
 
 #include "version.h" /* TFORMER_VERSION_MAJOR, _MINOR and _PATCH, and TFORMER_VERSION, such as "0.1.0" */
 
-#if defined(TFORMER_BUILDING)
+#if defined(TFORMER_BUILDING) && defined(_WIN32)
+#define TFORMER_API __declspec(dllexport)
+#elif defined(TFORMER_BUILDING)
 #define TFORMER_API __attribute__((visibility("default")))
 #else
 #define TFORMER_API

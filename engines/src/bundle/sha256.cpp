@@ -5,9 +5,8 @@
 
 #include <array>
 #include <cerrno>
-#include <fcntl.h>
+#include <fstream>
 #include <memory>
-#include <unistd.h>
 
 #include "bundle/files.hpp"
 
@@ -25,19 +24,18 @@ std::string finished(SHA256_CTX& context) {
 }  // namespace
 
 std::string sha256_of_file(const std::filesystem::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) throw unreadable(path, errno);
-  const std::unique_ptr<const int, void (*)(const int*)> closing(&file, [](const int* it) { ::close(*it); });
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw unreadable(path, errno);
   SHA256_CTX context;
   SHA256_Init(&context);
   const auto buffer = std::make_unique<unsigned char[]>(chunk_bytes);
-  for (;;) {
-    const ssize_t count = ::read(file, buffer.get(), chunk_bytes);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw unreadable(path, errno);
-    if (count == 0) return finished(context);
-    SHA256_Update(&context, buffer.get(), static_cast<std::size_t>(count));
+  while (file) {
+    file.read(reinterpret_cast<char*>(buffer.get()), static_cast<std::streamsize>(chunk_bytes));
+    SHA256_Update(&context, buffer.get(), static_cast<std::size_t>(file.gcount()));
   }
+  if (!file.eof()) throw unreadable(path, errno);
+  return finished(context);
 }
 
 std::string sha256_of(std::string_view bytes) {

@@ -3,12 +3,19 @@
 
 #ifdef TFORMER_X86
 #include <cpuid.h>
+#endif
+
+#ifdef TFORMER_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 #ifdef TFORMER_ARM64
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#else
 #include <sys/auxv.h>
+#endif
 #endif
 
 namespace tformer::kernels {
@@ -54,6 +61,8 @@ const Machine& machine() {
   return found;
 }
 
+#ifdef TFORMER_AMX
+
 /// Asks the kernel for the tiles' memory, once for all threads. Only where AMX is chosen, or is the best: the kernel
 /// then refuses smaller stacks for signals in the whole process. Source: Linux, Documentation/arch/x86/xstate.rst.
 bool tiles_allowed() {
@@ -66,10 +75,15 @@ bool tiles_allowed() {
 #endif
 }
 
+#endif
+
 /// Best first.
 const std::vector<Set>& sets() {
-  static const std::vector<Set> all{{&amx, "AMX for 8-bit integers, and the system's permission",
+  static const std::vector<Set> all{
+#ifdef TFORMER_AMX
+                                    {&amx, "AMX for 8-bit integers, and the system's permission",
                                      [] { return machine().tiles && tiles_allowed(); }},
+#endif
                                     {&avx512, "AVX-512 (F, BW, DQ, VL) with VNNI", [] { return machine().avx512; }},
                                     {&avxvnni, "AVX2, FMA and AVX-VNNI", [] { return machine().avxvnni; }},
                                     {&avx2, "AVX2 and FMA", [] { return machine().avx2; }},
@@ -79,9 +93,25 @@ const std::vector<Set>& sets() {
 
 #elif defined(TFORMER_ARM64)
 
+#ifdef __APPLE__
+
+/// Whether the system reports a feature. Source: Apple, "Determining instruction set characteristics".
+bool reported(const char* name) {
+  int found = 0;
+  std::size_t size = sizeof found;
+  return ::sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found != 0;
+}
+
+bool dotprod_there() { return reported("hw.optional.arm.FEAT_DotProd"); }
+bool i8mm_there() { return dotprod_there() && reported("hw.optional.arm.FEAT_I8MM"); }
+
+#else
+
 /// Whether the system reports a feature. Source: Linux, Documentation/arch/arm64/elf_hwcaps.rst.
 bool dotprod_there() { return (getauxval(AT_HWCAP) >> 20U & 1U) != 0; }                     // HWCAP_ASIMDDP
 bool i8mm_there() { return dotprod_there() && (getauxval(AT_HWCAP2) >> 13U & 1U) != 0; }  // HWCAP2_I8MM
+
+#endif
 
 /// Best first.
 const std::vector<Set>& sets() {

@@ -1,12 +1,12 @@
 #include "native/memory.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "errors.hpp"
+#include "system.hpp"
 
 namespace tformer::native {
 namespace {
@@ -35,7 +35,7 @@ Block::~Block() {
 }
 
 Memory::~Memory() {
-  for (const Idle& each : idle_) std::free(each.data);
+  for (const Idle& each : idle_) system::release(each.data);
 }
 
 Block Memory::take(std::size_t count) {
@@ -48,7 +48,7 @@ Block Memory::take(std::size_t count) {
     idle_.erase(std::next(found).base());
     unused_ -= bytes;
   } else {
-    data = static_cast<float*>(std::aligned_alloc(line, bytes));
+    data = static_cast<float*>(system::allocate(line, bytes));
     if (!data) {
       throw Error(Status::no_memory, "no memory for caches of " + std::to_string(bytes) + " bytes: use smaller batches");
     }
@@ -63,7 +63,7 @@ void Memory::give(float* data, std::size_t bytes) {
   try {
     idle_.push_back({data, bytes});
   } catch (const std::bad_alloc&) {
-    std::free(data);
+    system::release(data);
     return;
   }
   unused_ += bytes;
@@ -71,7 +71,7 @@ void Memory::give(float* data, std::size_t bytes) {
 }
 
 void Memory::free_oldest() {
-  std::free(idle_.front().data);
+  system::release(idle_.front().data);
   unused_ -= idle_.front().bytes;
   idle_.erase(idle_.begin());
 }

@@ -1,7 +1,5 @@
 #include "native/pool.hpp"
 
-#include <unistd.h>
-
 #include <cfenv>
 #include <chrono>
 #include <exception>
@@ -9,6 +7,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "system.hpp"
 
 namespace tformer::native {
 namespace {
@@ -43,7 +43,7 @@ class FloatEnvironment {
 
 }  // namespace
 
-Pool::Pool(int threads) : process_(::getpid()) {
+Pool::Pool(int threads) : process_(system::process()) {
   helpers_->threads.reserve(static_cast<std::size_t>(threads));
   try {
     for (int i = 1; i < threads; ++i) helpers_->threads.emplace_back([this, i] { help(i); });
@@ -52,7 +52,7 @@ Pool::Pool(int threads) : process_(::getpid()) {
 }
 
 Pool::~Pool() {
-  if (::getpid() != process_) {  // nobody is there to wait for, and a condition that has waiters is not destroyed
+  if (system::process() != process_) {  // nobody is there to wait for, and a condition that has waiters is not destroyed
     static_cast<void>(helpers_.release());
     return;
   }
@@ -72,7 +72,7 @@ void Pool::reserve(std::size_t stages) {
 
 void Pool::run(Job& job) {
   const FloatEnvironment numbers;
-  if (threads() == 1 || ::getpid() != process_) {  // a fork has no helpers, and a lock may be held by one
+  if (threads() == 1 || system::process() != process_) {  // a fork has no helpers, and a lock may be held by one
     for (std::size_t stage = 0; stage < job.stages(); ++stage) {
       const std::uint32_t count = job.pieces(stage);
       for (std::uint32_t piece = 0; piece < count; ++piece) job.piece(stage, piece, 0);

@@ -56,7 +56,7 @@ class Pool {
     std::vector<std::thread> threads;
   };
   std::unique_ptr<Helpers> helpers_ = std::make_unique<Helpers>();
-  const int process_;  // that has the helpers: a fork of it has none
+  const long process_;  // that has the helpers: a fork of it has none
 
   void walk(int worker);
   void help(int worker);

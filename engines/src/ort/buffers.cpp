@@ -1,11 +1,11 @@
 #include "ort/buffers.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 
 #include "errors.hpp"
 #include "ort/graphs.hpp"
+#include "system.hpp"
 
 namespace tformer {
 namespace {
@@ -22,7 +22,7 @@ BufferPool::~BufferPool() {
 
 void BufferPool::free_oldest() {
   unused_ -= idle_.front().second;
-  std::free(idle_.front().first);
+  system::release(idle_.front().first);
   idle_.erase(idle_.begin());
 }
 
@@ -42,7 +42,7 @@ std::pair<float*, std::size_t> BufferPool::take(std::size_t bytes) {
   most_used_ = std::max(most_used_, used_ + block.second);
   if (!block.first) {
     while (!idle_.empty() && bytes_of(used_ + unused_ + bytes) > kept * bytes_of(most_used_)) free_oldest();
-    block.first = static_cast<float*>(std::aligned_alloc(alignment, bytes));
+    block.first = static_cast<float*>(system::allocate(alignment, bytes));
   }
   if (block.first) {
     used_ += block.second;

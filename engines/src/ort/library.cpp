@@ -1,7 +1,5 @@
 #include "ort/library.hpp"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -12,6 +10,7 @@
 
 #include "errors.hpp"
 #include "log.hpp"
+#include "system.hpp"
 
 namespace fs = std::filesystem;
 
@@ -54,12 +53,12 @@ std::vector<std::string> candidates(const std::string& place) {
 void* open_library(const std::vector<std::string>& names) {
   std::string said;
   for (const std::string& name : names) {
-    if (void* library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    std::string why;
+    if (void* library = system::open_library(name, why)) {
       loaded_from = name;
       return library;
     }
-    const char* why = ::dlerror();
-    if (said.empty() && why) said = why;
+    if (said.empty()) said = why;
   }
   throw missing("ONNX Runtime cannot be loaded (" + said +
                 "): pip install onnxruntime, and name its libonnxruntime.so.VERSION in TFORMER_ONNXRUNTIME");
@@ -115,9 +114,9 @@ bool loaded_now(const std::string& place) {
     }
     return false;
   }
-  ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // before the library loads: it would report usage to its vendor
+  system::set_default("ORT_DISABLE_TELEMETRY", "1");  // before the library loads: it would report usage to its vendor
   void* library = open_library(candidates(place));
-  const auto get = reinterpret_cast<GetApiBase>(::dlsym(library, "OrtGetApiBase"));
+  const auto get = reinterpret_cast<GetApiBase>(system::symbol(library, "OrtGetApiBase"));
   if (!get) throw missing(loaded_from + " is not ONNX Runtime: it has no OrtGetApiBase");
   const OrtApiBase* base = get();
   loaded_version = base->GetVersionString();

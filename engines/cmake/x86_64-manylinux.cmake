@@ -1,0 +1,6 @@
+# Toolchain for what is released for x86_64: any Linux with glibc 2.28 or later. Its libstdc++ is not needed: libc++ is linked.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR x86_64)
+set(TFORMER_TARGET x86_64-manylinux)
+set(zig_target x86_64-linux-gnu.2.28)
+include("${CMAKE_CURRENT_LIST_DIR}/zig.cmake")
