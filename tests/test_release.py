@@ -121,7 +121,7 @@ def expected(bundle: Path) -> str:
 def test_all_files_are_there_with_their_hashes() -> None:
     names = {f"tformer_deploy-{__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")}
     for processor in PROCESSORS:
-        names |= {f"{begin}-manylinux_2_28_{processor}.whl" for begin in WHEELS}
+        names |= {wheel(begin, processor).name for begin in WHEELS}
         names.add(f"tformer-cpp-{__version__}-linux-{processor}.tar.gz")
     assert set(released()) == names | {"sbom.cdx.json", "SHA256SUMS"}
     stated = [line.split("  ") for line in released()["SHA256SUMS"].read_text().splitlines()]
@@ -138,6 +138,7 @@ def test_a_wheel_is_what_its_name_says(begin: str, processor: str, tmp_path: Pat
     said = run([Path(sys.executable).with_name("auditwheel"), "show", path])
     fits = re.search(r'"manylinux_2_(\d+)_(\w+)"', said)
     assert fits and int(fits[1]) <= 28 and fits[2] == processor, said
+    assert f"manylinux_2_{fits[1]}_{processor}" in path.name
     with zipfile.ZipFile(path) as files:
         names = files.namelist()
         files.extractall(tmp_path)
