@@ -262,11 +262,10 @@ class Lowering:
         source, *numbers = node.inputs[:3]
         known = self.known.get(source)  # type: ignore[arg-type]
         step, zero = (self.array(value, node).array.reshape(()) for value in numbers)
-        most = 255
         if isinstance(known, Limited):
-            most = int(zero) + round(known.highest / float(step))
-            known = known.view
-        x, shrink = known if isinstance(known, tuple) else (known or self.view(source, node), None)
+            x, shrink, most = known.view, None, int(zero) + round(known.highest / float(step))
+        else:
+            (x, shrink), most = known if isinstance(known, tuple) else (self.view(source, node), None), 255
         rounding = Rounding(float(step), int(zero), shrink, most)
         rounded = self.value(x.width)
         self.code.append(Instruction("round", {"x": x}, rounded=rounded, rounding=rounding))
