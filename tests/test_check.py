@@ -1359,7 +1359,7 @@ def test_loosened_tolerances_are_shown(bundle: Path, run: Path, reference: Refer
 @pytest.mark.parametrize("name", sorted(file.stem for file in recipe_folder().glob("*.toml")))
 def test_named_recipes_hold_what_their_precision_should(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe.tolerance.wider(own_limits(recipe.target, recipe.precision)) == []
+    assert recipe.tolerance.wider(own_limits(recipe.target, recipe.precision, recipe.scales)) == []
 
 
 def test_no_engine_and_no_sentence_fail(bundle: Path, run: Path, reference: Reference) -> None:

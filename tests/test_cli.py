@@ -522,4 +522,5 @@ def test_help_lists_whole_sentences_recipes_and_formats() -> None:
         "native-int4",
         "native-int8",
         "native-int8-bf16-cache",
+        "native-int8-trained",
     ]

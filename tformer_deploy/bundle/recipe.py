@@ -102,6 +102,9 @@ TOLERANCES = {
 """What each precision should achieve, from measurements: docs/check.md. Reports say where a recipe allows more."""
 PROGRAMS = {"bf16": Tolerance(encoder=0.25, scores=0.5, bleu=0.3, tokens=False, top1=0.98, memory=0.1)}
 """The same for target `native` where it differs: its bf16 rounds only matrices."""
+TRAINED = Tolerance(encoder=2.5, scores=10.0, bleu=1.0, tokens=False, top1=0.9, memory=2.5)
+"""The same of `scales = "trained"`: the model was trained for its rounding, and not for the fp32 that it is compared
+with."""
 HALVES = ("fp16", "bf16")
 """Precisions that only plans have."""
 GROUP_SIZES = (0, 16, 32, 64, 128, 256)
@@ -247,8 +250,10 @@ class Recipe:
         return dataclasses.replace(self, axes=axes)
 
 
-def own_limits(target: str, precision: str) -> Tolerance:
+def own_limits(target: str, precision: str, scales: str = "measured") -> Tolerance:
     """The default tolerance of a precision in graphs, plans or programs of a target."""
+    if scales == "trained":
+        return TRAINED
     programs = PROGRAMS if target == "native" else {}
     return programs.get(precision, TOLERANCES[precision])
 
@@ -282,7 +287,7 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     return dataclasses.replace(
         recipe,
         axes=from_dict(Axes, {name: from_dict(Axis, axis, f"axes.{name}") for name, axis in axes.items()}, "axes"),
-        tolerance=_limits(own_limits(recipe.target, recipe.precision), tolerance, "tolerance"),
+        tolerance=_limits(own_limits(recipe.target, recipe.precision, recipe.scales), tolerance, "tolerance"),
         plans={name: _limits(TOLERANCES[name], plans.get(name, {}), f"plans.{name}") for name in wanted},
     )
 

@@ -193,7 +193,7 @@ class Gate:
                 entered.enter_context(engine)
             except EngineError as error:  # what was found of other engines stays
                 return EngineReport(backend, str(recipe.precision), recipe.tolerance, failures=[str(error)])
-            tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision)
+            tolerance, own = recipe.limits(engine.precision), own_limits(recipe.target, engine.precision, recipe.scales)
             if not self.loosened:
                 tolerance = tolerance.within(own)
             loosened = tolerance.wider(own)

@@ -54,10 +54,10 @@ def rounded_linears(graph: ir.Graph, ranges: Ranges) -> Iterator[tuple[Linear, R
         found = [ranges[name] for name in linear.name.split(",") if name in ranges]
         if not found:
             raise ArtifactError(f"quantize: calibration has seen no input of {linear.name}: is it an nn.Linear?")
-        first, *others = (each for each in found if each is not None)
-        if None not in found:
-            scales = [each.scales for each in (first, *others) if each.scales is not None]
-            yield linear, first._replace(scales=np.concatenate(scales)) if scales else first
+        known = [each for each in found if each is not None]
+        if len(known) == len(found):
+            scales = [each.scales for each in known if each.scales is not None]
+            yield linear, known[0]._replace(scales=np.concatenate(scales)) if scales else known[0]
 
 
 def round_input(build: Builder, x: ir.Value, over: Range) -> tuple[ir.Value, ir.Value, ir.Value]:
