@@ -14,7 +14,7 @@ from tformer_deploy.base.errors import ArtifactError, ConfigError
 from tformer_deploy.bundle.contract import PROGRAM
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
-from tformer_deploy.check.constants import compare_constants
+from tformer_deploy.check.constants import compare_constants, trained_scales_off
 from tformer_deploy.check.unrounded import unrounded
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.eager import EagerEngine
@@ -92,7 +92,13 @@ def test_a_program_rounds_as_the_model_was_trained(run: Path, tmp_path: Path) ->
         path.write_text(json.dumps(changed))
         assert "rounding of the input" in compare_constants(bundle, TRAINED, bundle.variants[TRAINED], model).wrong[0]
         path.write_text(json.dumps(whole))
-    bundle.manifest["variants"][TRAINED]["scales"]["encoder.0.ff.up"] *= 1.01
+    measured = bundle.manifest["variants"][TRAINED]
+    assert trained_scales_off(measured, checkpoint.steps) == []
+    assert "no scales of training" in trained_scales_off(measured, None)[0]
+    (wrong,) = trained_scales_off(measured, checkpoint.steps._replace(inputs={"output": 0.5}))
+    assert "other scales of output" in wrong
+    measured["scales"]["encoder.0.ff.up"] *= 1.01
+    assert "other scales of encoder.0.ff.up" in trained_scales_off(measured, checkpoint.steps)[0]
     assert "encoder.0.ff.up" in compare_constants(bundle, TRAINED, bundle.variants[TRAINED], model).wrong[0]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
@@ -19,6 +19,7 @@ from ..bundle.origin import Origin
 from ..bundle.recipe import Recipe
 from ..export.save import load_graph, origins_of, reading
 from .origins import (
+    CLOSE,
     Array,
     Bounds,
     Checkpoint,
@@ -35,6 +36,7 @@ from .programs import ProgramConstants
 from .results import Constants
 
 if TYPE_CHECKING:
+    from ..model.checkpoint import Steps
     from ..model.seq2seq import Seq2Seq
 
 SHOWN = 3
@@ -83,6 +85,17 @@ def compare_constants(bundle: Bundle, variant: str, recipe: Recipe, model: Seq2S
     absent = [name for name in needed if name not in seen and not _repeated(name, seen, weights)]
     result.wrong += [f"the graphs have no constant for the checkpoint's {name}" for name in absent]
     return result
+
+
+def trained_scales_off(measured: Mapping[str, Any], steps: Steps | None) -> list[str]:
+    """Compare what a variant says of the scales that the model was trained with, with the checkpoint's."""
+    if steps is None:
+        return ["the checkpoint has no scales of training: nothing allows this variant its wide limits"]
+    ranges, scales = measured.get("ranges", {}), measured.get("scales", {})
+    expected = {name: (-127 * step, 128 * step, 254) for name, step in steps.inputs.items()}
+    wrong = [name for name, each in expected.items() if not np.allclose(ranges.get(name, np.nan), each, CLOSE, 0)]
+    wrong += [name for name, each in steps.weights.items() if not np.isclose(scales.get(name, np.nan), each, CLOSE, 0)]
+    return [f"manifest.json has other scales of {name} than the checkpoint: export the bundle again" for name in wrong]
 
 
 def failures(result: Constants) -> list[str]:

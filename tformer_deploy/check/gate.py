@@ -314,9 +314,9 @@ class Gate:
             return
         variant = name.folder(self.bundle)
         try:
-            from .constants import compare_constants, failures
+            from .constants import compare_constants, failures, trained_scales_off
 
-            model = cast(Any, self.plain_eager()).model
+            eager = cast(Any, self.plain_eager())
         except (ArtifactError, MissingExtra) as error:
             report.constants = Constants(skipped=str(error))
             return
@@ -324,7 +324,10 @@ class Gate:
             report.constants = Constants(skipped=str(missing_extra(error)))
             return
         try:
-            report.constants = compare_constants(self.bundle, variant, recipe, model)
+            report.constants = compare_constants(self.bundle, variant, recipe, eager.model)
+            if recipe.scales == "trained":
+                steps = getattr(eager.checkpoint, "steps", None)
+                report.constants.wrong += trained_scales_off(self.bundle.measured(variant), steps)
             report.failures += failures(report.constants)
         except ArtifactError as error:  # a graph is damaged
             report.constants = Constants(skipped=str(error))
