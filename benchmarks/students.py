@@ -1,5 +1,6 @@
 """Time a student of Bergamot or Firefox beside fxtranslate, which runs such files itself: text in, text out, one core.
 
+`--program`: also the milliseconds from a line in to its line out, which is flushed, as at the shared task of WMT.
 Sides take turns, each in a process of its own. fxtranslate takes one text a call, and knows no beams.
 """
 
@@ -10,6 +11,7 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from datetime import date
@@ -35,6 +37,8 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--core", type=int, default=0, help="that all sides run on")
+    parser.add_argument("--program", type=Path, help="tformer-cpp, to send it a line at a time")
+    parser.add_argument("--sent", type=Path, help="the lines for --program")
     parser.add_argument("--machine", default="", help="short name for the file of results; without it none is written")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -50,6 +54,8 @@ def main() -> None:
     finally:
         for worker in workers.values():
             worker.end(kill=True)
+    if options.program and options.sent:
+        result["milliseconds"] = latencies(options)
     if options.machine:
         path = ROOT / f"benchmarks/results/{date.today()}-{options.machine}-students.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
@@ -109,6 +115,31 @@ class Ours:
         if batches:
             return timed(lambda: [each.text for each in translate(lines)])
         return timed(lambda: [translate([line])[0].text for line in lines])
+
+
+def latencies(options: argparse.Namespace) -> list[float]:
+    """Means over the lines, one a round."""
+    lines = options.sent.read_text(encoding="utf-8").splitlines()
+    command = [options.program, "translate", options.bundle, "--backend", "native", "--variant", options.variant]
+    found = []
+    with subprocess.Popen(
+        [*command, "--shortlist", "--threads", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=lambda: os.sched_setaffinity(0, {options.core}),
+    ) as process:
+        assert process.stdin and process.stdout
+        for _ in range(options.rounds + 1):  # the first one warms it up
+            start = time.perf_counter()
+            for line in lines:
+                process.stdin.write(f"{line}\n".encode())
+                process.stdout.readline()
+            found.append((time.perf_counter() - start) / len(lines) * 1e3)
+        process.stdin.close()
+    shown = ", ".join(f"{each:.2f}" for each in found[1:])
+    print(f"a line in, a line out: {shown} ms, {len(lines)} lines")
+    return found[1:]
 
 
 def timed(work: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def said(command: list[str], folder: Path) -> str:
 
 def mirror() -> str:
     """Where this machine's own Debian comes from. Raises NoPackagesError."""
-    found = said(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"], Path("/"))
-    places = [place for place in found.splitlines() if "debian.org" in place and "security" not in place]
+    wanted = ["--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"]  # security updates have another label
+    places = said(["apt-get", "indextargets", *wanted], Path("/")).splitlines()
     if not places:
         raise NoPackagesError("apt has no sources of Debian")
     return places[0]

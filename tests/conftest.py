@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch loads
@@ -34,10 +35,11 @@ from tformer_deploy.bundle.origin import Origin
 from tformer_deploy.bundle.recipe import Recipe, load_recipe
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.check import corpus, walks
+from tformer_deploy.check.report import Report
 from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.ort.library import has_vnni
 from tformer_deploy.engines.ort.standard import OrtEngine
-from tformer_deploy.export import to_onnx
+from tformer_deploy.export import checked, to_onnx
 from tformer_deploy.export import trace as trace_module
 from tformer_deploy.export.calibrate import input_ranges
 from tformer_deploy.export.checked import export_checked
@@ -218,6 +220,16 @@ def write_checkpoint(directory: Path, config: ModelConfig, seed: int = 1) -> Pat
     save_tensors(weights, model_tensors(model))
     save_checkpoint(directory, config, Tokenizers(*(words[size] for size in sizes)), weights, {})
     return directory
+
+
+def export_unchecked(run: Path, out: Path, recipes: Sequence[str]) -> Path:
+    """The bundle of a run folder without its check, which takes most of the time."""
+    passed = Report(0, 0, "", "", {}, {}, {})
+    gate = SimpleNamespace(reference=lambda corpus: None, run=lambda *_: passed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checked, "Gate", lambda *_, **__: gate)
+        checked.export_checked(run, out, recipes)
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tformer_deploy.check.report import Report
-from tformer_deploy.export import checked as exporting
 from tformer_deploy.export.packing import column_sums, pack_bf16, pack_fp32, pack_int4, pack_int8, pack_vector
 from tformer_deploy.export.quantizing import channels, groups
 
+from .conftest import export_unchecked
 from .cpp_library import BUILD, ROOT, built
 
 TARGET = "aarch64-linux-gnu"
@@ -101,13 +99,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model as a program of each kind, exported without its check."""
     if not DEMO.is_dir():
         pytest.skip("there is no .demo: make demo")
-    passed = Report(0, 0, "", "", {}, {}, {})
-    gate = SimpleNamespace(reference=lambda corpus: None, run=lambda *_: passed)
-    out = tmp_path_factory.mktemp("cross") / "bundle"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "Gate", lambda *_, **__: gate)
-        exporting.export_checked(DEMO, out, VARIANTS)
-    return out
+    return export_unchecked(DEMO, tmp_path_factory.mktemp("cross") / "bundle", VARIANTS)
 
 
 @pytest.mark.parametrize("cpu", SETS)

@@ -10,14 +10,11 @@ import gzip
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tformer_deploy.check.report import Report
-from tformer_deploy.export import checked as exporting
-
 from .command import COMMAND
+from .conftest import export_unchecked
 from .cpp_library import ROOT, built, onnxruntime
 from .params import long_but
 
@@ -40,13 +37,8 @@ def trained(sentences: bytes, tmp_path_factory: pytest.TempPathFactory, request:
     run = DATA / "multi30k-run"
     if not run.is_dir():
         pytest.skip(f"{run} is missing: TFORMER_MULTI30K names the folder that has a trained run")
-    passed = Report(0, 0, "", "", {}, {}, {})
-    gate = SimpleNamespace(reference=lambda corpus: None, run=lambda *_: passed)
-    out = tmp_path_factory.mktemp("multi30k") / "bundle"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "Gate", lambda *_, **__: gate)
-        exporting.export_checked(run, out, VARIANTS if request.config.getoption("--long") else VARIANTS[:1])
-    return out
+    variants = VARIANTS if request.config.getoption("--long") else VARIANTS[:1]
+    return export_unchecked(run, tmp_path_factory.mktemp("multi30k") / "bundle", variants)
 
 
 @pytest.mark.parametrize("search", [[], ["--beams", "5", "--n-best", "5"]], ids=["greedy", "5 best of 5 beams"])

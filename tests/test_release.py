@@ -16,15 +16,13 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tformer_deploy import __version__
-from tformer_deploy.check.report import Report
-from tformer_deploy.export import checked as exporting
 
 from .arm64_python import NoPackagesError, arm64_python
+from .conftest import export_unchecked
 from .test_cpp_cross import LINES
 
 ROOT = Path(__file__).parent.parent
@@ -102,13 +100,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model as a program, exported without its check."""
     if not DEMO.is_dir():
         pytest.skip("there is no .demo: make demo")
-    passed = Report(0, 0, "", "", {}, {}, {})
-    gate = SimpleNamespace(reference=lambda corpus: None, run=lambda *_: passed)
-    out = tmp_path_factory.mktemp("release") / "bundle"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "Gate", lambda *_, **__: gate)
-        exporting.export_checked(DEMO, out, ["native-int8"])
-    return out
+    return export_unchecked(DEMO, tmp_path_factory.mktemp("release") / "bundle", ["native-int8"])
 
 
 @pytest.fixture(scope="module")

@@ -133,15 +133,14 @@ def read(path: Path, options: ImportOptions) -> Imported:
 
 
 def _steps(model: Model, made: Parameters, tables: tuple[str, str, str]) -> Steps | None:
-    """The steps of 8 bits, where all products have them."""
-    layers = {ours.removesuffix(".weight"): theirs for ours, theirs in made.sources.items() if ours.endswith(".weight")}
-    source, target, output = tables
-    layers |= {"src_embedding": source, "tgt_embedding": target, "output": output}
+    """The steps of 8 bits; None for a file without those of inputs."""
+    named = dict(zip(("src_embedding", "tgt_embedding", "output"), tables, strict=True))  # which may be one tensor
+    layers = {ours.removesuffix(".weight"): theirs for ours, theirs in made.sources.items()} | named
     weights = {ours: model.weights[theirs] for ours, theirs in layers.items() if theirs in model.weights}
-    of_output = model.inputs.get(OUTPUT, model.inputs.get(output))
-    inputs = {ours: model.inputs[theirs] for ours, theirs in layers.items() if theirs in model.inputs}
-    inputs = {ours: step for ours, step in inputs.items() if not ours.endswith("embedding")}
-    return Steps({**inputs, "output": of_output}, weights) if of_output else None
+    read = {**layers, "output": OUTPUT if OUTPUT in model.inputs else layers["output"]}
+    inputs = {ours: model.inputs[theirs] for ours, theirs in read.items() if theirs in model.inputs}
+    inputs = {ours: step for ours, step in inputs.items() if not ours.endswith("embedding")}  # which read ids
+    return Steps(inputs, weights) if inputs else None
 
 
 def _tensor(array: Any) -> torch.Tensor:

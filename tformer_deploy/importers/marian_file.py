@@ -77,7 +77,10 @@ def read_binary(path: Path) -> Model:
             )
         array = values(file, entry)
         if entry.name.endswith(RANGE):
-            found.inputs[entry.name.removesuffix(RANGE)] = 1 / float(array.reshape(-1)[0])
+            factor = float(array.reshape(-1)[0])
+            if not 0 < factor < np.inf:
+                raise ValueError(f"tensor '{entry.name}' is no factor above 0")
+            found.inputs[entry.name.removesuffix(RANGE)] = 1 / factor
             continue
         found.arrays[entry.name] = array
         if entry.kind == INTGEMM8:
