@@ -49,6 +49,7 @@ from tformer_deploy.check.results import LATE, MANY, WIDTHS, Divergence, Outputs
 from tformer_deploy.check.rounding import Rounding
 from tformer_deploy.check.shares import allowed
 from tformer_deploy.check.sizes import rows_apart, run_large, run_wide
+from tformer_deploy.check.walks import late_scores
 from tformer_deploy.decoding import Hypothesis
 from tformer_deploy.engines.base import Engine, Floats, Ints, Limits, Scores
 from tformer_deploy.engines.eager import EagerEngine
@@ -1290,11 +1291,24 @@ def test_fp32_is_not_held_to_more_than_eager_can_say(
     assert Rounding(math.nan, math.nan).widen(Tolerance()) == Tolerance()
 
 
+def test_eagers_rounding_is_that_of_random_late_rows_too(run: Path, reference: Reference) -> None:
+    """Where it adds up: a student of Firefox rounds by 3e-4 there, by less than 5e-5 in its own translations."""
+    eager = EagerEngine(open_checkpoint(run).load_model())
+    exact = eager.in_double()
+    with eager, exact:
+        pairs = list(late_scores(eager, exact, reference.sources, reference.options))
+    assert len(pairs) == eager.limits.tgt_tokens and reference.rounding
+    apart = [float(np.abs(ours.astype(np.float64) - theirs).max()) for ours, theirs in pairs]
+    assert 0 < max(apart) <= reference.rounding.scores
+
+
 def test_the_rounding_of_a_module_that_has_no_fp64_is_not_known(reference: Reference) -> None:
+    eager = EagerEngine(random_model(small_config()))
+
     def refuse() -> Engine:
         raise RuntimeError("expected scalar type Float but found Double")
 
-    unknown = eager_rounding(reference, refuse)
+    unknown = eager_rounding(reference, eager, refuse)
     assert not unknown and unknown.unknown == "RuntimeError: expected scalar type Float but found Double"
     assert memory_rounding(refuse, reference.sources, reference.observed.memory) == unknown  # type: ignore[arg-type]
     for rounding in (unknown, reference.rounding):
@@ -1309,7 +1323,7 @@ def test_why_the_rounding_is_not_known_is_noted(bundle: Path, run: Path, referen
 
     half = InHalf(random_model(small_config()))
     unknown = memory_rounding(lambda: half, reference.sources, reference.observed.memory)
-    assert not unknown and unknown == eager_rounding(reference, lambda: half)
+    assert not unknown and unknown == eager_rounding(reference, half, lambda: half)
     dataclasses.replace(reference, rounding=unknown).save(tmp_path / "eager.npz")
     report = gate_of(bundle, run).run(["eager"], load_reference(tmp_path / "eager.npz"))
     said = "its module stopped in fp64: RuntimeError: expected scalar type Float but found Double"

@@ -138,11 +138,11 @@ class Gate:
         """Eager's own rounding error, measured once; zeros without the checkpoint."""
         if reference.rounding is None:
             try:
-                plain = cast(Any, self.plain_eager())
+                plain, eager = cast(Any, self.plain_eager()), self.eager()
             except (ArtifactError, MissingExtra, ModuleNotFoundError):
                 return Rounding()
             if self.bundle.config.decoder_layers:
-                reference.rounding = eager_rounding(reference, lambda: self._restricted(plain.in_double()))
+                reference.rounding = eager_rounding(reference, eager, lambda: self._restricted(plain.in_double()))
             else:
                 reference.rounding = memory_rounding(plain.in_double, reference.sources, reference.observed.memory)
         return reference.rounding

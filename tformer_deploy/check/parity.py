@@ -24,7 +24,7 @@ from .rounding import Rounding
 from .shares import allowed
 from .sizes import compare_large, rows_apart, run_large, run_wide
 from .vocabulary import SIDES, read_vocabulary
-from .walks import run_walks
+from .walks import late_scores, run_walks
 
 NEAR = 0.1
 """A best token that eager scores within so many nats of its own best counts as equally good, see docs/check.md."""
@@ -208,7 +208,7 @@ def _compare_vocabulary(engine: Engine, reference: Reference) -> list[Entries]:
 
 
 def _entries_apart(ours: Floats, theirs: Floats) -> Floats:
-    """The largest difference of each entry (V), minus what `RELATIVE` allows; NaN stays NaN."""
+    """The largest differences along axis 1, minus what `RELATIVE` allows; NaN stays NaN."""
     apart = differences([ours], [theirs]).reshape(ours.shape)
     largest: Floats = (apart - RELATIVE * np.where(np.abs(ours) > 10, np.abs(ours), 0)).max(1)
     return largest
@@ -220,19 +220,21 @@ def eager_invariance(reference: Reference, eos_id: int, tolerance: Tolerance) ->
     return _invariance(judge, reference.observed, reference.variants, set(), EngineReport("eager"))
 
 
-def eager_rounding(reference: Reference, make_exact: Callable[[], Engine]) -> Rounding:
-    """Compare eager's outputs with the same in fp64; `make_exact` returns that engine, not entered.
+def eager_rounding(reference: Reference, eager: Engine, make_exact: Callable[[], Engine]) -> Rounding:
+    """Compare eager's outputs with the same in fp64, and its scores of random late rows, where errors have added up.
 
-    Of a module that does not run in fp64, zeros and the reason.
+    eager: not entered, like the engine that `make_exact` returns. Of a module that does not run in fp64, zeros and the
+    reason.
     """
-    ours, sources = reference.observed, reference.sources
+    ours, sources, options = reference.observed, reference.sources, reference.options
     try:
-        with make_exact() as exact:
-            found = observe_fed(exact, sources, reference.options, ours)
+        with eager, make_exact() as exact:
+            found = observe_fed(exact, sources, options, ours)
+            late = [_entries_apart(*pair) for pair in late_scores(eager, exact, sources, options)] if sources else []
     except Exception as error:  # a user's module may do anything
         return Rounding.failed(error)
     encoder = [np.zeros(0), *(differences(ours.encoder[i], arrays) for i, arrays in found.encoder.items())]
-    scores = [differences(ours.probes, found.probes)]
+    scores = [differences(ours.probes, found.probes), *(apart.ravel() for apart in late)]
     if ours.vocabulary and found.vocabulary:
         encoder.append(_entries_apart(ours.vocabulary.source, found.vocabulary.source))
         scores.append(_entries_apart(ours.vocabulary.target, found.vocabulary.target))

@@ -94,7 +94,7 @@ def run_walks(engine: Engine, sources: Sequence[Sequence[int]], options: CheckOp
         *_widths(engine, few, options, limit),
         *_many_rows(engine, options, limit),
         *_full_batches(engine, [list(source) for source in sources], options, limit),
-        *_late_rows(engine, few[-LATE_SENTENCES:], options, limit),
+        *_late_rows(engine, few, options, limit),
         *(_joined_rows(engine, few, options, limit) if engine.admits else ()),
     ]
 
@@ -118,10 +118,27 @@ def _widths(engine: Engine, sources: list[list[int]], options: CheckOptions, lim
             yield walk(engine, part, [scores[:count] for scores in alone], Walk(WIDTHS, width, limit=limit))
 
 
+def late_scores(
+    engine: Engine, exact: Engine, sources: Sequence[Sequence[int]], options: CheckOptions
+) -> Iterator[tuple[Floats, Floats]]:
+    """Scores of late rows alone by two engines, step by step, as far as time allows."""
+    until = time.perf_counter() + LATE_SHARE * options.seconds
+    forced = _late_targets(engine, [list(sources[i]) for i in spread(sources, SENTENCES)], options)
+    for pair in zip(scores_alone(engine, forced), scores_alone(exact, forced), strict=True):
+        yield pair
+        if time.perf_counter() > until:
+            break
+
+
+def _late_targets(engine: Engine, sources: list[list[int]], options: CheckOptions) -> ForcedBatch:
+    few = sources[-LATE_SENTENCES:]
+    return random_targets(engine, few, engine.limits.tgt_tokens, options.seed, half_end=True)
+
+
 def _late_rows(engine: Engine, sources: list[list[int]], options: CheckOptions, limit: float) -> Iterator[Walk]:
     """A beam up to the last position; half of the sentences end half-way."""
     width, until = max(options.beams, options.own_beams), time.perf_counter() + LATE_SHARE * options.seconds
-    forced = random_targets(engine, sources, engine.limits.tgt_tokens, options.seed, half_end=True)
+    forced = _late_targets(engine, sources, options)
     if _fits(engine, forced, width):
         late = Walk(LATE, width, limit=limit)
         yield walk(engine, forced, scores_alone(engine, forced), late, lambda: time.perf_counter() > until)
