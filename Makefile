@@ -75,11 +75,12 @@ cpp-build:
 	  cmake --build engines/build'
 
 # The library, tformer-cpp and the tests for another processor, in engines/build-TARGET: make cpp-cross TARGET=aarch64-linux-gnu.
+# TensorRT_ROOT=FOLDER: with TensorRT's plans.
 cpp-cross:
 	$(if $(wildcard engines/cmake/$(or $(TARGET),none).cmake),,$(error say for which processor: make cpp-cross TARGET=aarch64-linux-gnu; docs/cpp.md))
 	engines/get-dependencies '' $(TARGET)
 	cmake -S engines -B engines/build-$(TARGET) -G Ninja --log-level=WARNING \
-	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$(TARGET).cmake
+	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/engines/cmake/$(TARGET).cmake $(TensorRT_ROOT:%=-DTensorRT_ROOT=%)
 	cmake --build engines/build-$(TARGET)
 
 # The CPU engine in Python, --backend native: installed in .venv, or as a wheel for other machines in dist/.

@@ -1,5 +1,6 @@
 """Time a student of Bergamot or Firefox beside fxtranslate, which runs such files itself: text in, text out, one core.
 
+`--node-modules`: also beside Bergamot's translator in Node, as WebAssembly.
 `--program`: also the milliseconds from a line in to its line out, which is flushed, as at the shared task of WMT.
 Sides take turns, each in a process of its own. fxtranslate takes one text a call, and knows no beams.
 """
@@ -21,7 +22,7 @@ from typing import Any
 from tformer_deploy.base.processes import Process, in_turn, serve
 
 ROOT = Path(__file__).parents[1]
-THEIRS, A_LINE, BATCHES = "fxtranslate", "a line at a time", "in batches"
+THEIRS, BERGAMOT, A_LINE, BATCHES = "fxtranslate", "bergamot", "a line at a time", "in batches"
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
     )
     parser.add_argument("--text", type=Path, required=True, help="lines to translate")
     parser.add_argument("--python", default=sys.executable, help="of an environment that has fxtranslate")
+    parser.add_argument("--node-modules", type=Path, help="folder with @browsermt/bergamot-translator, from npm")
     parser.add_argument("--variant", default="native-int8")
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -62,15 +64,20 @@ def main() -> None:
 
 
 def start(options: argparse.Namespace) -> dict[str, Process]:
-    """Both sides."""
+    """All sides."""
     arguments = [str(options.bundle.resolve()), "--student", str(options.student.resolve())]
     arguments += ["--text", str(options.text.resolve()), "--core", str(options.core)]
     other = str(Path(shutil.which(options.python) or options.python).absolute())  # not resolved: venvs are links
-    pythons = {THEIRS: other, options.variant: sys.executable}
-    return {
+    sides = {
         side: Process(side, [python, "-m", "benchmarks.students", *arguments, "--only", side], cwd=ROOT)
-        for side, python in pythons.items()
+        for side, python in ((THEIRS, other), (options.variant, sys.executable))
     }
+    if options.node_modules:
+        words = [
+            str(each.resolve()) for each in (ROOT / "benchmarks/bergamot.mjs", options.student, options.node_modules)
+        ]
+        sides[BERGAMOT] = Process(BERGAMOT, ["taskset", "-c", str(options.core), "node", *words])
+    return sides
 
 
 class Theirs:
@@ -150,13 +157,12 @@ def timed(work: Any) -> dict[str, Any]:
 
 
 def measure(workers: dict[str, Process], lines: list[str], rounds: int) -> dict[str, Any]:
-    """Lines a second of both sides, and how alike their texts are. Ratios are medians of those within a round."""
+    """Lines a second of all sides, and how alike their texts are. Ratios are medians of those within a round."""
     import sacrebleu
 
-    ours = next(side for side in workers if side != THEIRS)
     for worker in workers.values():
         worker.ask("run", lines=lines[:20], batches=False)
-    ways = [(THEIRS, False), (ours, False), (ours, True)]
+    ways = [(side, batches) for side in workers for batches in (False, True) if (side, batches) != (THEIRS, True)]
     turns: dict[tuple[str, bool], list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(rounds):
         for side, batches in in_turn(ways, number):

@@ -48,12 +48,12 @@ def commands(target: str = "all", build: Path | None = None) -> list[list[str]]:
     return [shlex.split(line.removeprefix(": && ").removesuffix(" && :")) for line in made.splitlines()]
 
 
-def own_command() -> list[str]:
+def own_command(build: Path | None = None) -> list[str]:
     """What compiles the file that stands in for TensorRT; skips where the build has TensorRT itself."""
-    for words in commands("libtformer.so"):
+    for words in commands("libtformer.so", build):
         if words[-1].endswith(OFF):
             return words[1:] if Path(words[0]).name == "ccache" else words
-    pytest.skip(f"{built()} was built with TensorRT_ROOT: the tests add TensorRT to a build without it")
+    pytest.skip(f"{build or built()} was built with TensorRT_ROOT: the tests add TensorRT to a build without it")
 
 
 def run(command: Sequence[str | Path], build: Path | None = None) -> None:
@@ -63,11 +63,11 @@ def run(command: Sequence[str | Path], build: Path | None = None) -> None:
 
 
 @cache
-def object_of(source: Path, version: str, folder: Path) -> Path:
+def object_of(source: Path, version: str, folder: Path, build: Path | None = None) -> Path:
     """One of our files, compiled against some headers with the flags of the build: warnings are errors."""
-    own, out = own_command(), folder / f"{source.stem}-{version}.o"
+    own, out = own_command(build), folder / f"{source.stem}-{version}.o"
     includes = ["-isystem", SOURCES / "headers", "-isystem", headers(version)]
-    run([*own[: own.index("-MD")], *includes, "-c", source, "-o", out])
+    run([*own[: own.index("-MD")], *includes, "-c", source, "-o", out], build)
     return out
 
 

@@ -586,6 +586,13 @@ def run(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> subpr
     return subprocess.run(command, input=stdin, capture_output=True, env=changed, timeout=60)
 
 
+def test_kernels_that_are_asked_for() -> None:
+    words = (BUNDLES / "v2" / "copy", "--backend", "native", "--json")
+    best, plain = (run(*words, *more, stdin=b"7 7\n4 5 6\n") for more in ([], ["--kernels", "portable"]))
+    assert best.stdout and best.stdout == plain.stdout
+    assert run(*words, "--kernels", "mmx").stderr.startswith(b"error: there are no kernels 'mmx', only amx, avx512, ")
+
+
 def test_the_command_line_example_prints_what_tformer_translate_prints() -> None:
     text = "\n".join(NUMBERS).encode()
     demo("fp32")

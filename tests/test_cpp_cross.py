@@ -21,6 +21,7 @@ from tformer_deploy.export.quantizing import channels, groups
 
 from .conftest import export_unchecked
 from .cpp_library import BUILD, ROOT, built
+from .cpp_trt import VERSIONS, object_of, sources
 
 TARGET = "aarch64-linux-gnu"
 CROSS = ROOT / "engines" / f"build-{TARGET}"
@@ -188,6 +189,12 @@ def test_what_drives_its_programs_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_plans_compile(version: str, tmp_path: Path) -> None:
+    for source, of in sources(version).items():
+        object_of(source, of, tmp_path, CROSS)
 
 
 def test_a_library_of_another_processor_is_refused(tmp_path: Path) -> None:

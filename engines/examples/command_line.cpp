@@ -35,6 +35,7 @@ Options:
   --score                 Input lines are SOURCE tab TARGET: print the log-probability of each target token.
   --onnxruntime FILE      ONNX Runtime's file or folder; else TFORMER_ONNXRUNTIME, else what the loader finds.
   --tensorrt FILE         The same for TensorRT, with TFORMER_TENSORRT.
+  --kernels NAME          With native: the instruction set, such as avx2, in place of the best of this machine.
   --no-verify             Do not compare files with their SHA-256.
   --help                  Show this message and exit.
 )";
@@ -75,6 +76,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::map<std::string, std::function<void(Value)>> with_value = {
       {"--backend", [&](Value value) { line.backend = value, line.model.emplace_back("backend", value); }},
       {"--tensorrt", [&](Value value) { line.model.emplace_back("tensorrt", value); }},
+      {"--kernels", [&](Value value) { line.model.emplace_back("kernels", value); }},
       {"--variant", [&](Value value) { line.model.emplace_back("variant", value); }},
       {"--onnxruntime", [&](Value value) { line.model.emplace_back("onnxruntime", value); }},
       {"--threads", [&](Value value) { number("--threads", value), line.model.emplace_back("threads", value); }},
