@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,11 +69,3 @@ def test_bf16_rounds_what_linear_layers_multiply() -> None:
     exact, rounded = (torch.autograd.grad(y.square().sum(), inputs) for y in (layer(x), found))
     for one, other in zip(exact, rounded, strict=True):
         torch.testing.assert_close(one, other, atol=0.03 * one.abs().max().item(), rtol=0.02)
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no Linux that tells of its pages")
-def test_the_heap_asks_for_huge_pages() -> None:
-    lines = "from tformer_deploy.base import machine;machine.keep_freed_memory();print(open('/proc/self/smaps').read())"
-    made = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout
-    flags = [line for line in made.splitlines() if line.startswith("VmFlags")]
-    assert any(" hg" in line for line in flags)

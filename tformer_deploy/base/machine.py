@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import sys
 from collections.abc import Iterator
@@ -27,22 +26,11 @@ def available_bytes(root: Path = SYSTEM) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training.
-
-    Also asks for huge pages in the next GiB of the heap: 6 % of the speed where the kernel waits to be asked.
-    """
-    if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        return
-    m_trim_threshold, m_mmap_threshold, madv_hugepage = -1, -3, 14
-    libc.mallopt(m_mmap_threshold, GIB)
-    libc.mallopt(m_trim_threshold, 2 * GIB - 1)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.free.argtypes = [ctypes.c_void_p]
-    if block := libc.malloc(GIB - mmap.PAGESIZE):  # addresses only: the kernel gives memory when it is written to
-        start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-        libc.madvise(start, GIB - 2 * mmap.PAGESIZE, madv_hugepage)
-        libc.free(block)
+    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, GIB)
+        libc.mallopt(m_trim_threshold, 2 * GIB - 1)
 
 
 def _of_machine(root: Path) -> Iterator[int]:
