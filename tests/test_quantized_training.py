@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,13 +206,16 @@ def test_a_program_computes_what_training_does(name: str, tmp_path: Path) -> Non
 
 def test_a_run_goes_on_with_another(data: DataConfig, first: Path, tmp_path: Path) -> None:  # noqa: F811
     """It has the other's model, vocabulary and weights; validation and what it saves are of the rounded model."""
+    first, decoding = Path(shutil.copytree(first, tmp_path / "first")), {"beams": 3}
     before = open_checkpoint(first)
+    save_checkpoint(first, before.config, before.tokenizers, before.weights, {}, decoding)
     trainer = tuned(tmp_path / "run", data, first, updates=20, valid_every=10, average=2)
     weights = {name: t for name, t in model_tensors(trainer.model).items() if not name.endswith(LEARNED)}
     assert all(torch.equal(tensor, weights[name]) for name, tensor in before.load_tensors().items())
     assert weights.keys() == before.load_tensors().keys()
     figures = trainer.run()
     checkpoint = open_checkpoint(tmp_path / "run")
+    assert checkpoint.decoding == decoding
     assert (checkpoint.config, checkpoint.tokenizer_hashes) == (before.config, before.tokenizer_hashes)
     record = {"run": str(first), "weights_sha256": before.weights_sha256}
     assert checkpoint.header["training"]["from"] == record == read_state(tmp_path / "run")["from"]
@@ -221,6 +225,7 @@ def test_a_run_goes_on_with_another(data: DataConfig, first: Path, tmp_path: Pat
         plain, load_recipe(TRAINED), exported_ranges(plain, checkpoint.steps)
     )
     assert trainer.validate(0)["valid_loss"] == figures["valid_loss"] < rows(first, "valid_loss")[-1]["valid_loss"]
+    assert resume_run(tmp_path / "run").decoding == decoding
 
 
 def learned(path: Path) -> dict[str, Tensor]:
@@ -342,12 +347,9 @@ def test_a_checkpoint_of_steps_alone_is_exported_so(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_two_processes_give_what_one_gives(data: DataConfig, first: Path, tmp_path: Path) -> None:  # noqa: F811
     settings = {"updates": 20, "valid_every": 10, "average": 2, "lr": 0.002, "quantize": "int8"}
-    command = arguments(tmp_path / "two", data, {}, **{**QUICK, **settings})
-    place = command.index("--vocab-size")
-    sets = [x for x in command[place + 2 :] if "model." not in str(x)]
-    cleaned = [x for i, x in enumerate(sets) if x != "--set" or (i + 1 < len(sets) and sets[i + 1] != "--set")]
-    cleaned = [x for x in cleaned if x]
-    process = launch(*command[:place], "--from", first, *cleaned, module=TORCHRUN)
+    files = ["--src", data.src, "--tgt", data.tgt, "--valid-src", data.valid_src, "--valid-tgt", data.valid_tgt]
+    sets = [x for key, value in {**QUICK, **settings}.items() for x in ("--set", f"train.{key}={value}")]
+    process = launch("train", "--out", tmp_path / "two", "--from", first, *files, *sets, module=TORCHRUN)
     tuned(tmp_path / "one", data, first, accumulate=2, **settings).run()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

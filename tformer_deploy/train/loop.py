@@ -72,13 +72,13 @@ class Trainer:
             quantize(self.model, tensors_of(self.batch(self.train_set, first), self.device)[:3])
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
         self.optimizer = torch.optim.Adam(parameter_groups(model), betas=(0.9, 0.98), eps=1e-9, fused=True)
-        self.ema = MovingMean(self.model, settings.ema)
-        self.dropouts = dropouts(self.model)
+        self.ema, self.dropouts = MovingMean(self.model, settings.ema), dropouts(self.model)
         self.teacher: Teacher | None = None
         self.records: dict[str, dict[str, str]] = {}
         """Other runs that this one has something from, by `from` and `teacher`; see `teacher.record_of`."""
-        self.progress = Progress()
-        self.stop = StopFlag()
+        self.decoding: dict[str, Any] = {}
+        """See `Checkpoint.decoding`."""
+        self.progress, self.stop = Progress(), StopFlag()
         self.data_sha256 = fingerprint(text)
         self.hashes: dict[str, str] = {}
         """SHA-256 of the saved steps to average, by file name, oldest first."""
@@ -384,8 +384,8 @@ class Trainer:
     def save_header(self, weights: str, record: Mapping[str, Any] | None = None) -> None:
         """Write checkpoint.json for a file of weights."""
         training = {"update": self.progress.update, **self.description(), **(record or {})}
-        config, file = self.model.config, self.folder / weights
-        save_checkpoint(self.folder, config, self.tokenizers, file, training, steps=learned_steps(self.model, file))
+        parts = self.model.config, self.tokenizers, self.folder / weights, training, self.decoding
+        save_checkpoint(self.folder, *parts, learned_steps(self.model, self.folder / weights))
 
     def description(self) -> dict[str, Any]:
         """The settings of this run, as stored in headers."""

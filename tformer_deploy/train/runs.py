@@ -88,6 +88,7 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
     trainer = Trainer(folder, model, settings, data, tokenizers, text)
     trainer.teacher = Teacher(teacher, settings, trainer.device) if teacher else None
     trainer.records = {name: record_of(each) for name, each in (("from", first), ("teacher", teacher)) if each}
+    trainer.decoding = first.decoding if first else {}
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if existing:  # without a run, a folder `train` or `weights` is somebody's data
@@ -201,6 +202,7 @@ def resume_run(folder: Path, updates: int | None = None, teacher: Path | None = 
     model = Transformer(checkpoint.config).init_weights(settings.seed)
     trainer = Trainer(folder, model, settings, data, checkpoint.tokenizers, load_data(data))
     trainer.records = {"from": stored["from"]} if "from" in stored else {}
+    trainer.decoding = checkpoint.decoding
     if taught_by:
         trainer.teacher = Teacher(taught_by, settings, trainer.device)
         trainer.records["teacher"] = record_of(taught_by)
