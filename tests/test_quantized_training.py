@@ -201,7 +201,10 @@ def test_a_program_computes_what_training_does(name: str, tmp_path: Path) -> Non
     assert apart(found, rounded) < FLIPPED * apart(exact, rounded)
     constants = compare_constants(bundle, TRAINED, bundle.variants[TRAINED], plain)
     assert not constants.wrong and not constants.unknown and constants.equal == constants.compared > 10
-    assert trained_scales_off(bundle.manifest["variants"][TRAINED], learned) == []
+    measured = bundle.manifest["variants"][TRAINED]
+    assert trained_scales_off(measured, learned) == [] and "scales" not in measured
+    (wrong,) = trained_scales_off({**measured, "scales": {"output": 0.5}}, learned)
+    assert "other scales of output" in wrong
 
 
 def test_a_run_goes_on_with_another(data: DataConfig, first: Path, tmp_path: Path) -> None:  # noqa: F811
