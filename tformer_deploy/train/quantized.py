@@ -66,10 +66,10 @@ class _RoundedInput(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, step = ctx.saved_tensors
         shares = x / step
-        inside = shares.abs() < MOST
-        of_step = (grad * (shares.round().clamp_(-MOST, MOST) - shares * inside)).sum()
+        outside = shares.abs() >= MOST
+        of_step = shares.round().clamp_(-MOST, MOST).sub_(shares.masked_fill_(outside, 0)).mul_(grad).sum()
         # The loss is a mean over tokens, so that the paper's number of features is that of one token.
-        return grad * inside, of_step / math.sqrt(x.shape[-1] * MOST)
+        return grad.masked_fill(outside, 0), of_step / math.sqrt(x.shape[-1] * MOST)
 
 
 class _RoundedRows(torch.autograd.Function):
