@@ -231,6 +231,16 @@ def test_a_run_goes_on_with_another(data: DataConfig, first: Path, tmp_path: Pat
     assert resume_run(tmp_path / "run").decoding == decoding
 
 
+def test_steps_that_are_too_coarse_get_finer(data: DataConfig, first: Path, tmp_path: Path) -> None:  # noqa: F811
+    trainer = tuned(tmp_path / "run", data, first, updates=40, valid_every=40, average=1)
+    steps = [parameter for name, parameter in trainer.model.named_parameters() if name.endswith(LEARNED)]
+    for parameter in steps:
+        parameter.data += 3  # which leaves some 6 integers on each side of zero
+    before, coarse = [parameter.item() for parameter in steps], trainer.validate(0)["valid_loss"]
+    assert trainer.run()["valid_loss"] < coarse
+    assert [parameter.item() < start for parameter, start in zip(steps, before, strict=True)].count(False) <= 1, before
+
+
 def learned(path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in load_tensors(path).items() if name.endswith(LEARNED)}
 
@@ -289,7 +299,7 @@ def test_a_resumed_run_is_exact(
 
 def test_from_random_weights(data: DataConfig, tmp_path: Path) -> None:  # noqa: F811
     """It needs no trained run; interrupted by the real command."""
-    settings = {"updates": 14, "valid_every": 7, "average": 1, "quantize": "int8"}
+    settings = {"updates": 14, "valid_every": 7, "average": 1, "quantize": "int8", "rdrop": 1.0}
     start(tmp_path / "whole", data, **settings).run()
     interrupt(tmp_path / "broken", data, 9, settings)
     resume_run(tmp_path / "broken").run()

@@ -24,7 +24,7 @@ from ..model.network import Transformer
 MOST = 127
 """The largest integer; the least is its negative."""
 FASTER = 10.0
-"""Factor of the learning rate for steps. Jain et al. take 1e-2 for them, and much less for weights."""
+"""Factor of the learning rate for the logarithms of steps, which at that of a fine-tuning would hardly move."""
 
 
 class RoundedLinear(nn.Linear):
