@@ -25,6 +25,7 @@ from tformer_deploy.base.machine import keep_freed_memory
 from tformer_deploy.bundle.text import train_tokenizers
 from tformer_deploy.model import cpu_training
 from tformer_deploy.model.config import TrainConfig, preset
+from tformer_deploy.model.network import Transformer
 from tformer_deploy.train import loop
 from tformer_deploy.train.data import BatchStream, DataConfig, load_data
 from tformer_deploy.train.loop import Trainer
@@ -130,7 +131,8 @@ def main() -> None:
     tokenizers = train_tokenizers("bpe", text[0].src, text[0].tgt, 5000, ("en", "de"))
     config = preset("tiny", tokenizers.source.size, tokenizers.target.size, MODEL)
     for name, (change, settings) in chosen.items():
-        trainer = Trainer(Path("nowhere"), config, TrainConfig(**{**TRAIN, **settings}), data, tokenizers, text)
+        model = Transformer(config).init_weights(1)
+        trainer = Trainer(Path("nowhere"), model, TrainConfig(**{**TRAIN, **settings}), data, tokenizers, text)
         change(trainer)
         runs[name] = trainer, iter(BatchStream(trainer.train_set, trainer.settings.batch_tokens, 1))
     for _ in range(options.slices):

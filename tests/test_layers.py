@@ -25,6 +25,7 @@ HEAVY = {
         "train.loop",
         "train.losses",
         "train.projected",
+        "train.quantized",
         "train.runs",
         "train.teacher",
         "train.tensors",

@@ -255,7 +255,7 @@ def test_an_imported_model_teaches(data: DataConfig, tmp_path: Path) -> None:  #
     names = ("src_vocab", "tgt_vocab", "pad_id", "bos_id", "eos_id", "start_id")
     assert [getattr(config, name) for name in names] == [getattr(teacher, name) for name in names]
     assert config.share_embeddings == "decoder" and trainer.run()["valid_loss"] > 0
-    with pytest.raises(ConfigError, match="src_sampling needs pieces of sentencepiece, which the teacher has not"):
+    with pytest.raises(ConfigError, match="src_sampling needs pieces of sentencepiece, which the given run has not"):
         taught(tmp_path / "other", data, run, {"max_positions": 20}, src_sampling=0.1)
 
 

@@ -20,6 +20,7 @@ from tformer_deploy.engines import make_engine
 from tformer_deploy.engines.eager import EagerEngine
 from tformer_deploy.export.calibrate import input_ranges, round_model, trained_ranges
 from tformer_deploy.export.checked import export_checked
+from tformer_deploy.export.quantizing import Range
 from tformer_deploy.importers.run import import_checkpoint
 from tformer_deploy.model.checkpoint import Checkpoint, Steps, open_checkpoint
 
@@ -132,7 +133,9 @@ def test_a_model_without_them_is_refused(tmp_path: Path) -> None:
 def test_steps_of_every_layer_are_needed(run: Path) -> None:
     model = open_checkpoint(run).load_model()
     with pytest.raises(ConfigError, match=r"the model has no steps of \w+_embedding"):
-        trained_ranges(model, Steps({}, {}), {})
+        trained_ranges(model, Steps({}, {"output": 0.1}), {})
+    with pytest.raises(ConfigError, match="the model has no steps of output"):
+        trained_ranges(model, Steps({}, {}), {"output": Range(-1, 1)})
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def trained_scales_off(measured: Mapping[str, Any], steps: Steps | None) -> list
     expected = {name: (-127 * step, 128 * step, 254) for name, step in steps.inputs.items()}
     wrong = [name for name, each in expected.items() if not np.allclose(ranges.get(name, np.nan), each, CLOSE, 0)]
     wrong += [name for name, each in steps.weights.items() if not np.isclose(scales.get(name, np.nan), each, CLOSE, 0)]
+    wrong += sorted(scales.keys() - steps.weights.keys())
     return [f"manifest.json has other scales of {name} than the checkpoint: export the bundle again" for name in wrong]
 
 

@@ -53,6 +53,15 @@ def train(
             help="Run folder of a trained model whose probabilities to learn; its vocabulary is taken over.",
         ),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            parser=folder,
+            metavar="<path>",
+            help="Run folder of a trained model to go on with: it decides model and vocabulary.",
+        ),
+    ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help=f"Size of a micro-batch in padded tokens. Default: {TrainConfig.batch_tokens}.")
     ] = None,
@@ -82,13 +91,15 @@ def train(
         takes = ("out", "resume", "updates", "teacher", "json")
         options = [option.name or "" for option in context.command.params if option.name not in takes]
         refuse(context, options, "--resume takes everything but --updates from the run")
+    elif start:
+        refuse(context, ["preset", "tokenizer", "vocab_size"], "--from gives the model and its vocabulary")
     elif teacher:
         refuse(context, ["tokenizer", "vocab_size"], "--teacher gives the model its own vocabulary")
     with only_process(out):
         if resume:
             trainer = resume_run(out, updates, teacher)
         else:
-            run = RunSettings(preset, tokenizer, vocab_size, model_values, train_values, teacher)
+            run = RunSettings(preset, tokenizer, vocab_size, model_values, train_values, teacher, start)
             trainer = start_run(out, data, run, force)
         figures = trainer.run()
     if figures:

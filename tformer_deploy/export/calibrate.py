@@ -128,16 +128,17 @@ class Measured(NamedTuple):
 def trained_ranges(model: Seq2Seq, steps: Steps, seen: Ranges) -> Ranges:
     """The ranges and scales that a model was trained with; `seen`: of `input_ranges`.
 
-    Integers are -127 to 127, of which 127 more is stored. Raises ConfigError for a layer without a step.
+    Integers are -127 to 127, of which 127 more is stored. Without steps of weights, `channels` finds their scales.
+    Raises ConfigError for a layer without a step.
     """
     found: Ranges = {}
     for name, module in cast(nn.Module, model).named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear | nn.Embedding):
             step, weight = steps.inputs.get(name, 0.0), steps.weights.get(name, 0.0)
-            if not weight or (name in seen and not step):
+            if (steps.weights and not weight) or (name in seen and not step):
                 raise ConfigError(f"scales = 'trained': the model has no steps of {name}: take scales = 'measured'")
             encodes = name in seen and cast(Range, seen[name]).encodes
-            scales = np.full(len(module.weight), weight, np.float32)
+            scales = np.full(len(module.weight), weight, np.float32) if weight else None
             found[name] = Range(-127 * step, 128 * step, encodes=encodes, scales=scales, most=254)
     return found
 

@@ -124,8 +124,8 @@ def _exportable(checkpoint: Checkpoint | UserCheckpoint, recipes: Sequence[str],
     for name, recipe in chosen.items():
         if recipe.scales == "trained" and (isinstance(checkpoint, UserCheckpoint) or checkpoint.steps is None):
             raise ConfigError(
-                f"recipe {name}: {checkpoint.directory} was not trained for 8 bits (docs/import.md, Marian): take "
-                "a recipe with scales = 'measured', such as native-int8"
+                f"recipe {name}: {checkpoint.directory} was not trained for 8 bits (docs/train.md, train.quantize): "
+                "take a recipe with scales = 'measured', such as native-int8"
             )
     load_exported(recipe.target for recipe in chosen.values())  # fail before the long work if they are not installed
     return chosen

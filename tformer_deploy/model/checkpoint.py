@@ -30,6 +30,8 @@ HEADER, VERSION = "checkpoint.json", 3
 FP32_BYTES = 4
 TRAINING_COPIES = 4
 """Weights, gradients, and two moments of Adam."""
+LEARNED = ".log_step"
+"""End of the names of further tensors in a run's weights, see `train.quantized`; the header has these `steps`."""
 
 
 def require_memory(config: ModelConfig, what: str, copies: int = 1, beside: ModelConfig | None = None) -> None:
@@ -55,7 +57,7 @@ class Steps(NamedTuple):
     inputs: Mapping[str, float]
     """Of linear layers."""
     weights: Mapping[str, float]
-    """Of linear layers and tables of embeddings."""
+    """Of linear layers and tables of embeddings. Empty: each output has the least step without overflow."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,12 @@ class Checkpoint:
             )
         require_memory(self.config, f"the model of {self.directory}")
         model = Transformer(self.config)
-        load_weights(model, load_tensors(self.weights), self.weights)
+        load_weights(model, self.load_tensors(), self.weights)
         return model.eval()
+
+    def load_tensors(self) -> dict[str, Tensor]:
+        """The model's parameters by name. Raises ArtifactError."""
+        return {name: tensor for name, tensor in load_tensors(self.weights).items() if not name.endswith(LEARNED)}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

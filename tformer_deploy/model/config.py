@@ -55,6 +55,7 @@ Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 Sides = Literal["both", "encoder", "decoder"]
 Precision = Literal["fp32", "bf16"]
+Quantize = Literal["none", "int8"]
 Keep = Literal["average", "last", "ema", "loss", "bleu"]
 
 
@@ -317,6 +318,9 @@ class TrainConfig:
     """Largest gradient norm; 0 switches clipping off."""
     precision: Precision = "fp32"
     """`bf16`: matmuls in bfloat16; faster only on processors with bfloat16 arithmetic."""
+    quantize: Quantize = "none"
+    """`int8`: train and validate with weights and inputs of products rounded to 8 bits, as recipe `native-int8-trained`
+    rounds them, and learn the steps of inputs (Esser et al. 2020)."""
     valid_every: int = 500
     """Updates between two validations. Each validation saves."""
     average: int = 10
@@ -359,6 +363,8 @@ class TrainConfig:
                 raise ConfigError(f"train.{name}={getattr(self, name)}: must be from 0 to 1")
         if self.sampling_nbest != -1 and not 2 <= self.sampling_nbest <= MOST_SAMPLED:
             raise ConfigError(f"train.sampling_nbest={self.sampling_nbest}: must be -1, or from 2 to {MOST_SAMPLED}")
+        if self.quantize != "none" and self.precision != "fp32":
+            raise ConfigError("train.quantize=int8 computes in fp32: leave out train.precision=bf16")
         if self.keep == "ema" and not self.ema:
             raise ConfigError("train.keep=ema needs such a mean: set train.ema=0.999 as well")
 

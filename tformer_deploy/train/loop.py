@@ -6,7 +6,6 @@ Every random choice is a function of (seed, update, process), so a resumed run n
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..base.errors import ArtifactError, Interrupted, TrainingError
+from ..base.errors import ArtifactError, Interrupted
 from ..base.files import sha256, write_json
 from ..base.headers import digest, verify
 from ..base.machine import keep_freed_memory
@@ -27,14 +26,15 @@ from ..base.notes import note
 from ..base.stopping import StopFlag, stop_signals
 from ..bundle.text import Tokenizers
 from ..model.checkpoint import load_weights, model_tensors, save_checkpoint, save_tensors
-from ..model.config import ModelConfig, TrainConfig
+from ..model.config import TrainConfig
 from ..model.network import Transformer
 from .bf16 import bf16_matmuls
 from .data import BatchStream, DataConfig, EncodedPairs, Parallel, Sampling, TrainingBatch, fingerprint
 from .keeping import best_of, candidates, work_left
-from .losses import dropouts, set_dropout, summed_loss, twice
+from .losses import dropouts, require_finite, set_dropout, summed_loss, tensors_of, twice
 from .metrics import Metrics, text_figures
 from .projected import projected_loss
+from .quantized import learned_steps, parameter_groups, quantize
 from .run_files import AVERAGE, EMA, METRICS, STATE, STATE_VERSION, Progress, read_state, remove_superseded
 from .schedule import dropout_factor, label_smoothing, learning_rate, never_at_full_rate
 from .teacher import Teacher
@@ -51,7 +51,7 @@ class Trainer:
     def __init__(
         self,
         folder: Path,
-        config: ModelConfig,
+        model: Transformer,
         settings: TrainConfig,
         data: DataConfig,
         tokenizers: Tokenizers,
@@ -61,19 +61,24 @@ class Trainer:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        longest = min(settings.max_tokens, config.max_positions)
+        longest = min(settings.max_tokens, model.config.max_positions)
         self.metrics = Metrics(folder / METRICS if self.rank == 0 else None)
         self.metrics.say(f"splitting {sum(len(part.src) for part in text):,} pairs into tokens", transient=True)
         self.train_set, self.valid_set = (EncodedPairs(part, tokenizers, longest) for part in text)
         self.valid_text = self.valid_set.text
-        self.model = Transformer(config).init_weights(settings.seed).to(self.device)
+        self.model = model.to(self.device)
+        if settings.quantize == "int8":
+            first = self.train_set.plan(settings.batch_tokens, settings.seed, 0)[0]  # the same in all processes
+            quantize(self.model, tensors_of(self.batch(self.train_set, first), self.device)[:3])
         self.parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
-        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
-        self.ema = MovingMean(self.model, settings.ema)
-        self.dropouts = dropouts(self.model)
+        self.optimizer = torch.optim.Adam(parameter_groups(model), betas=(0.9, 0.98), eps=1e-9, fused=True)
+        self.ema, self.dropouts = MovingMean(self.model, settings.ema), dropouts(self.model)
         self.teacher: Teacher | None = None
-        self.progress = Progress()
-        self.stop = StopFlag()
+        self.records: dict[str, dict[str, str]] = {}
+        """Other runs that this one has something from, by `from` and `teacher`; see `teacher.record_of`."""
+        self.decoding: dict[str, Any] = {}
+        """See `Checkpoint.decoding`."""
+        self.progress, self.stop = Progress(), StopFlag()
         self.data_sha256 = fingerprint(text)
         self.hashes: dict[str, str] = {}
         """SHA-256 of the saved steps to average, by file name, oldest first."""
@@ -169,7 +174,7 @@ class Trainer:
         mine = indices[self.rank :: self.world]
         rate = learning_rate(update, settings)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         set_dropout(self.dropouts, dropout_factor(update, settings))
         smoothing = label_smoothing(update, settings)
         self.parallel.train()
@@ -183,11 +188,9 @@ class Trainer:
             total += loss.detach()
         if self.world > 1:
             dist.all_reduce(total)
-        if not math.isfinite(total.item()):
-            raise TrainingError(f"the loss is {total.item()} at update {update}: lower train.lr, then start again")
+        require_finite("loss", total.item(), update)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm or float("inf"))
-        if not math.isfinite(norm.item()):
-            raise TrainingError(f"the gradient is {norm.item()} at update {update}: lower train.lr, then start again")
+        require_finite("gradient", norm.item(), update)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.add(update)
@@ -210,10 +213,10 @@ class Trainer:
     ) -> Tensor:
         """Cross-entropy summed over the target tokens of a batch; see `summed_loss` and `Teacher.blend`."""
         batch = twice(batch) if rdrop else batch
-        inputs = tuple(torch.from_numpy(array).to(self.device) for array in vars(batch).values())
+        inputs = tensors_of(batch, self.device)
         teacher, pad_id = teacher if teacher and teacher.weight else None, self.model.config.pad_id
         with bf16_matmuls(self.device, self.settings.precision == "bf16"):
-            if rdrop and not teacher and self.device.type == "cpu":
+            if rdrop and not teacher and self.device.type == "cpu" and self.settings.quantize == "none":
                 hidden = self.parallel(*inputs[:3], project=False)
                 return projected_loss(hidden, self.model.output, inputs[3], pad_id, label_smoothing, rdrop)
             logits = self.parallel(*inputs[:3])
@@ -250,10 +253,7 @@ class Trainer:
             return {}
         self.metrics.took("pairs", len(self.valid_set.src), time.perf_counter() - start)
         loss = total / sum(map(self.valid_set.target_tokens, plan))
-        if not math.isfinite(loss):  # before such weights take the place of what was saved
-            raise TrainingError(
-                f"the validation loss is {loss} at update {self.progress.update}: lower train.lr, then start again"
-            )
+        require_finite("validation loss", loss, self.progress.update)  # before such weights replace what was saved
         figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
         if sentences:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]
@@ -384,12 +384,12 @@ class Trainer:
     def save_header(self, weights: str, record: Mapping[str, Any] | None = None) -> None:
         """Write checkpoint.json for a file of weights."""
         training = {"update": self.progress.update, **self.description(), **(record or {})}
-        save_checkpoint(self.folder, self.model.config, self.tokenizers, self.folder / weights, training)
+        parts = self.model.config, self.tokenizers, self.folder / weights, training, self.decoding
+        save_checkpoint(self.folder, *parts, learned_steps(self.model, self.folder / weights))
 
     def description(self) -> dict[str, Any]:
         """The settings of this run, as stored in headers."""
-        taught = {"teacher": self.teacher.record} if self.teacher else {}
-        return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data), **taught}
+        return {"settings": dataclasses.asdict(self.settings), "data": dataclasses.asdict(self.data), **self.records}
 
     def agree(self, own: bool) -> bool:
         """Whether `own` is true in any process. A collective operation: every process must call it."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..base.errors import TrainingError
 from .data import TrainingBatch
 
 
@@ -16,6 +19,11 @@ def twice(batch: TrainingBatch) -> TrainingBatch:
     """Every row a second time, after all rows: dropout differs between the two."""
     sides = (batch.src_ids, batch.src_lengths, batch.tgt_in, batch.tgt_out)
     return TrainingBatch(*(np.concatenate((side, side)) for side in sides))
+
+
+def tensors_of(batch: TrainingBatch, device: torch.device) -> tuple[Tensor, ...]:
+    """Source ids, lengths, target inputs and outputs."""
+    return tuple(torch.from_numpy(array).to(device) for array in vars(batch).values())
 
 
 def summed_loss(logits: Tensor, targets: Tensor, pad_id: int, label_smoothing: float, rdrop: float) -> Tensor:
@@ -47,6 +55,12 @@ def taught_loss(logits: Tensor, teacher: Tensor, targets: Tensor, pad_id: int, t
     expected = (teacher / temperature).softmax(-1)
     each = -(expected * (logits / temperature).log_softmax(-1)).sum(-1)
     return temperature**2 * each.masked_fill(targets == pad_id, 0.0).sum()
+
+
+def require_finite(what: str, value: float, update: int) -> None:
+    """Raise TrainingError for a figure of an update that is infinite or NaN."""
+    if not math.isfinite(value):
+        raise TrainingError(f"the {what} is {value} at update {update}: lower train.lr, then start again")
 
 
 def dropouts(model: nn.Module) -> dict[Any, float]:

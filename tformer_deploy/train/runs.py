@@ -36,7 +36,7 @@ from ..model.network import Transformer
 from .data import DataConfig, Parallel, load_data, split_pair
 from .loop import Trainer
 from .run_files import METRICS, OWN_FILES, STATE, read_state
-from .teacher import TAKEN_OVER, Teacher, find_teacher, open_teacher, require_taught
+from .teacher import TAKEN_OVER, Teacher, find_teacher, open_other, record_of, require_pieces, require_taught
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class RunSettings:
     """Fields of `TrainConfig`."""
     teacher: Path | None = None
     """Run folder of a trained model to learn from, whose vocabulary this one gets: see `teacher.Teacher`."""
+    start: Path | None = None
+    """Run folder of a trained model whose weights this one begins with; it decides model and vocabulary."""
 
 
 def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = False) -> Trainer:
@@ -60,26 +62,33 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
     settings = from_dict(TrainConfig, run.train, "train")
     # Both report impossible settings before the long work starts.
     without_start = {name: value for name, value in run.model.items() if name != "start_id"}  # which may be any entry
-    require_room(preset(run.preset, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **without_start}))
+    if not run.start:
+        require_room(preset(run.preset, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **without_start}))
     existing = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if existing and not force:
         if STATE in existing:
             raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
         raise ArtifactError(f"{folder} holds {existing[0]}, but nothing to continue from: add --force to start over")
     teacher = _teacher(folder, run)
-    text = load_data(data)
-    tokenizers = teacher.tokenizers if teacher else _vocabulary(data, run, settings, text[0])
+    first = _first(folder, run, teacher)
+    text, known = load_data(data), first or teacher
+    tokenizers = known.tokenizers if known else _vocabulary(data, run, settings, text[0])
     if not rank() and data.prepare:
         note("the text is lower-cased and Moses-tokenised, and so must be what the model gets: see tformer prepare")
-    config = _model(run, tokenizers, teacher.config if teacher else None)
+    config = first.config if first else _model(run, tokenizers, teacher.config if teacher else None)
     require_fit(config, tokenizers)
+    if known:
+        require_pieces(settings, tokenizers)
     if teacher:
-        require_taught(settings, min(settings.max_tokens, config.max_positions), tokenizers, teacher.config)
+        require_taught(min(settings.max_tokens, config.max_positions), teacher.config)
     require_room(config, teacher.config if teacher else None)
     if teacher and not rank():
         note(f"the teacher, {run.teacher}, has {teacher.config.parameters:,} parameters; its vocabulary is taken over")
-    trainer = Trainer(folder, config, settings, data, tokenizers, text)
+    model = first.load_model() if first else Transformer(config).init_weights(settings.seed)
+    trainer = Trainer(folder, model, settings, data, tokenizers, text)
     trainer.teacher = Teacher(teacher, settings, trainer.device) if teacher else None
+    trainer.records = {name: record_of(each) for name, each in (("from", first), ("teacher", teacher)) if each}
+    trainer.decoding = first.decoding if first else {}
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if existing:  # without a run, a folder `train` or `weights` is somebody's data
@@ -95,7 +104,21 @@ def _teacher(folder: Path, run: RunSettings) -> Checkpoint | None:
         return None
     if decided := [name for name in TAKEN_OVER if name in run.model]:
         raise ConfigError(f"model.{decided[0]} is what the model of --teacher has: leave it out")
-    return open_teacher(run.teacher, folder)
+    return open_other("teacher", run.teacher, folder)
+
+
+def _first(folder: Path, run: RunSettings, teacher: Checkpoint | None) -> Checkpoint | None:
+    """The model to begin with. Raises ConfigError for settings that it decides, and a teacher of other ids."""
+    if not run.start:
+        return None
+    if run.model:
+        raise ConfigError(f"model.{next(iter(run.model))} is what the model of --from has: leave it out")
+    first = open_other("from", run.start, folder)
+    if teacher:
+        same = all(getattr(first.config, name) == getattr(teacher.config, name) for name in TAKEN_OVER)
+        if not same or first.tokenizer_hashes != teacher.tokenizer_hashes:
+            raise ConfigError(f"--teacher {run.teacher} has another vocabulary than --from {run.start}: leave one out")
+    return first
 
 
 def _vocabulary(data: DataConfig, run: RunSettings, settings: TrainConfig, text: Parallel) -> Tokenizers:
@@ -176,8 +199,13 @@ def resume_run(folder: Path, updates: int | None = None, teacher: Path | None = 
         raise ConfigError(f"--teacher {teacher}: the run in {folder} began without one; leave it out")
     taught_by = find_teacher(stored["teacher"], folder, teacher) if "teacher" in stored else None
     require_room(checkpoint.config, taught_by.config if taught_by else None)
-    trainer = Trainer(folder, checkpoint.config, settings, data, checkpoint.tokenizers, load_data(data))
-    trainer.teacher = Teacher(taught_by, settings, trainer.device) if taught_by else None
+    model = Transformer(checkpoint.config).init_weights(settings.seed)
+    trainer = Trainer(folder, model, settings, data, checkpoint.tokenizers, load_data(data))
+    trainer.records = {"from": stored["from"]} if "from" in stored else {}
+    trainer.decoding = checkpoint.decoding
+    if taught_by:
+        trainer.teacher = Teacher(taught_by, settings, trainer.device)
+        trainer.records["teacher"] = record_of(taught_by)
     trainer.resume()
     if updates is not None and updates > done and trainer.out_of_patience:
         trainer.progress.worse = 0  # more updates were asked for: early stopping counts anew

@@ -23,8 +23,6 @@ class Teacher:
     """A trained model that does not change, and its share of a student's loss."""
 
     def __init__(self, checkpoint: Checkpoint, settings: TrainConfig, device: torch.device) -> None:
-        self.record = {"run": str(checkpoint.directory.resolve()), "weights_sha256": checkpoint.weights_sha256}
-        """Where it is and which weights it has, as stored in headers."""
         self.model = checkpoint.load_model().requires_grad_(False).to(device)
         self._pad_id, self._device = checkpoint.config.pad_id, device
         self.weight, self._temperature = settings.teacher_weight, settings.teacher_temperature
@@ -45,10 +43,15 @@ class Teacher:
         return (1 - self.weight) * own + self.weight / passes * torch.stack(taught).sum()
 
 
-def open_teacher(run: Path, folder: Path) -> Checkpoint:
-    """The teacher of a new run in `folder`. Raises TformerError."""
+def record_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Where a checkpoint is and which weights it has, as stored in headers."""
+    return {"run": str(checkpoint.directory.resolve()), "weights_sha256": checkpoint.weights_sha256}
+
+
+def open_other(option: str, run: Path, folder: Path) -> Checkpoint:
+    """The run that an option of a new run in `folder` names. Raises TformerError."""
     if run.resolve() == folder.resolve():
-        raise ConfigError(f"--teacher {run} is the folder that the run writes: name another with --out")
+        raise ConfigError(f"--{option} {run} is the folder that the run writes: name another with --out")
     return open_checkpoint(run)
 
 
@@ -70,13 +73,17 @@ def find_teacher(record: Mapping[str, str], folder: Path, moved: Path | None = N
     return checkpoint
 
 
-def require_taught(settings: TrainConfig, longest: int, tokenizers: Tokenizers, teacher: ModelConfig) -> None:
-    """Raise ConfigError where a teacher cannot read what a student of these settings learns from."""
+def require_taught(longest: int, teacher: ModelConfig) -> None:
+    """Raise ConfigError where a teacher cannot read what a student learns from."""
     if longest > teacher.max_positions:
         raise ConfigError(
             f"the teacher reads {teacher.max_positions} tokens, and lines of {longest} are learned from: "
             f"add --set train.max_tokens={teacher.max_positions}"
         )
+
+
+def require_pieces(settings: TrainConfig, tokenizers: Tokenizers) -> None:
+    """Raise ConfigError for settings that the vocabulary of another run does not support."""
     for name, tokenizer in (("src_sampling", tokenizers.source), ("tgt_sampling", tokenizers.target)):
         if getattr(settings, name) and not isinstance(tokenizer, SentencePiece):
-            raise ConfigError(f"train.{name} needs pieces of sentencepiece, which the teacher has not: leave it out")
+            raise ConfigError(f"train.{name} needs pieces of sentencepiece, which the given run has not: leave it out")

@@ -22,7 +22,7 @@ from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, Transform
 from ...base.machine import cores
 from ...bundle.text import Tokenizers
 from ...decoding import DecodeOptions
-from ...model.checkpoint import Checkpoint, load_tensors
+from ...model.checkpoint import Checkpoint
 from ...model.config import ModelConfig
 from ...model.positions import sinusoids
 from .layout import Generate, Source
@@ -103,7 +103,7 @@ def write(source: Source, folder: Path) -> None:
     """See `Layout`."""
     config, tokenizers = source.config, source.tokenizers
     assert isinstance(source.checkpoint, Checkpoint)
-    weights = {name: tensor.numpy() for name, tensor in load_tensors(source.checkpoint.weights).items()}
+    weights = {name: tensor.numpy() for name, tensor in source.checkpoint.load_tensors().items()}
     save_models(config, weights, names_of(config, tokenizers), folder)
     for precision in PRECISIONS:
         write_tokenizers(tokenizers, folder / precision)

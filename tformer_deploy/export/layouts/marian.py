@@ -29,7 +29,7 @@ from ...bundle.text import Tokenizer, Tokenizers
 from ...decoding import DecodeOptions
 from ...importers.marian import ACTIVATIONS, SETTINGS
 from ...importers.toolkit import NEVER, sines
-from ...model.checkpoint import Checkpoint, load_tensors
+from ...model.checkpoint import Checkpoint
 from ...model.config import ModelConfig
 from .layout import Generate, Source
 from .text_files import write_tokenizers
@@ -94,7 +94,7 @@ def refuse(source: Source) -> Iterable[str]:
 
 def _values(checkpoint: Checkpoint, config: ModelConfig) -> Iterable[str]:
     """What the weights say that Marian cannot."""
-    weights = load_tensors(checkpoint.weights)
+    weights = checkpoint.load_tensors()
     wanted = sines(0, config.max_positions, config.d_model)
     for side in ("src", "tgt"):
         if not torch.allclose(weights[f"{side}_positions"], wanted, rtol=0, atol=TABLE):
@@ -117,7 +117,7 @@ def write(source: Source, folder: Path) -> None:
     """See `Layout`."""
     config, tokenizers = source.config, source.tokenizers
     assert isinstance(source.checkpoint, Checkpoint)
-    weights = load_tensors(source.checkpoint.weights)
+    weights = source.checkpoint.load_tensors()
     sizes = sizes_of(config, tokenizers, weights)
     arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors_of(config, weights, sizes).items()}
     settings = "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings_of(config, sizes).items())
@@ -147,7 +147,7 @@ def open_runtime(source: Source, folder: Path, precision: str) -> Iterator[Gener
     if find_spec(RUNTIME) is None:
         raise MissingExtra(f"the Python package '{RUNTIME}' is not installed: pip install {RUNTIME}")
     assert isinstance(source.checkpoint, Checkpoint)
-    sizes = sizes_of(source.config, source.tokenizers, load_tensors(source.checkpoint.weights))
+    sizes = sizes_of(source.config, source.tokenizers, source.checkpoint.load_tensors())
     ours, theirs = names_of(source.tokenizers, sizes)
     ids = {token: i for i, token in enumerate(theirs)}
 
