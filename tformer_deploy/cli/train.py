@@ -12,7 +12,7 @@ import typer
 
 from ..base.errors import ConfigError
 from ..model.config import TrainConfig
-from .options import Json, SettingsOption, folder, merge_settings
+from .options import ConfigOption, Json, Preset, SettingsOption, VocabSize, folder, merge_settings
 from .root import app, emit
 
 
@@ -37,14 +37,14 @@ def train(
     prepare: Annotated[
         str, typer.Option(help="moses: train on lower-cased, Moses-tokenised text of --pair's languages.")
     ] = "",
-    preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "tiny",
+    preset: Preset = "tiny",
     tokenizer: Annotated[
         str,
         typer.Option(
             help="bpe or unigram (joint SentencePiece model), or words (spaCy's rules). Default: bpe; copy: words."
         ),
     ] = "",
-    vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
+    vocab_size: VocabSize = 8000,
     teacher: Annotated[
         Path | None,
         typer.Option(
@@ -62,7 +62,7 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help=f"Seed of weights, data order and dropout. Default: {TrainConfig.seed}.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")] = None,
+    config: ConfigOption = None,
     settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, with its own settings.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
