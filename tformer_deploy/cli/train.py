@@ -37,6 +37,9 @@ def train(
     prepare: Annotated[
         str, typer.Option(help="moses: train on lower-cased, Moses-tokenised text of --pair's languages.")
     ] = "",
+    alignments: Annotated[
+        str, typer.Option(help="Word alignments of --src and --tgt, a line each as in 0-0 1-2: guides the attention.")
+    ] = "",
     preset: Preset = "tiny",
     tokenizer: Annotated[
         str,
@@ -75,7 +78,7 @@ def train(
     from ..train.data import DataConfig
     from ..train.runs import RunSettings, only_process, resume_run, start_run
 
-    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task, prepare)
+    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task, prepare, alignments)
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
     model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
     if resume:

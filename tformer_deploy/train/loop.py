@@ -6,7 +6,6 @@ Every random choice is a function of (seed, update, process), so a resumed run n
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..base.errors import ArtifactError, Interrupted, TrainingError
+from ..base.errors import ArtifactError, Interrupted
 from ..base.files import sha256, write_json
 from ..base.headers import digest, verify
 from ..base.machine import keep_freed_memory
@@ -29,12 +28,12 @@ from ..bundle.text import Tokenizers
 from ..model.checkpoint import load_weights, model_tensors, save_checkpoint, save_tensors
 from ..model.config import ModelConfig, TrainConfig
 from ..model.network import Transformer
-from .bf16 import bf16_matmuls
+from ..translate.batches import Ids
 from .data import BatchStream, DataConfig, EncodedPairs, Parallel, Sampling, TrainingBatch, fingerprint
 from .keeping import best_of, candidates, work_left
-from .losses import dropouts, set_dropout, summed_loss, twice
+from .losses import dropouts, require_finite, set_dropout
 from .metrics import Metrics, text_figures
-from .projected import projected_loss
+from .objective import Weighing, batch_loss
 from .run_files import AVERAGE, EMA, METRICS, STATE, STATE_VERSION, Progress, read_state, remove_superseded
 from .schedule import dropout_factor, label_smoothing, learning_rate, never_at_full_rate
 from .teacher import Teacher
@@ -178,16 +177,14 @@ class Trainer:
             accumulating = self.world > 1 and number < len(mine)
             with self.parallel.no_sync() if accumulating else nullcontext():  # type: ignore[operator]
                 batch = self.batch(self.train_set, chosen)
-                loss = self.loss(batch, smoothing, settings.rdrop, self.teacher) / tokens
+                loss = self.loss(batch, smoothing, settings.rdrop, self.teacher, self.train_set.links(chosen)) / tokens
                 (loss * self.world).backward()  # type: ignore[no-untyped-call]  # DDP averages over processes
             total += loss.detach()
         if self.world > 1:
             dist.all_reduce(total)
-        if not math.isfinite(total.item()):
-            raise TrainingError(f"the loss is {total.item()} at update {update}: lower train.lr, then start again")
+        require_finite(total.item(), "loss", update)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm or float("inf"))
-        if not math.isfinite(norm.item()):
-            raise TrainingError(f"the gradient is {norm.item()} at update {update}: lower train.lr, then start again")
+        require_finite(norm.item(), "gradient", update)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.add(update)
@@ -206,19 +203,16 @@ class Trainer:
         return corpus.batch(indices, self.model.config.pad_id, self.model.config.start_id)
 
     def loss(
-        self, batch: TrainingBatch, label_smoothing: float, rdrop: float = 0.0, teacher: Teacher | None = None
+        self,
+        batch: TrainingBatch,
+        label_smoothing: float,
+        rdrop: float = 0.0,
+        teacher: Teacher | None = None,
+        links: Ids | None = None,
     ) -> Tensor:
-        """Cross-entropy summed over the target tokens of a batch; see `summed_loss` and `Teacher.blend`."""
-        batch = twice(batch) if rdrop else batch
-        inputs = tuple(torch.from_numpy(array).to(self.device) for array in vars(batch).values())
-        teacher, pad_id = teacher if teacher and teacher.weight else None, self.model.config.pad_id
-        with bf16_matmuls(self.device, self.settings.precision == "bf16"):
-            if rdrop and not teacher and self.device.type == "cpu":
-                hidden = self.parallel(*inputs[:3], project=False)
-                return projected_loss(hidden, self.model.output, inputs[3], pad_id, label_smoothing, rdrop)
-            logits = self.parallel(*inputs[:3])
-        own = summed_loss(logits := logits.float(), inputs[3], pad_id, label_smoothing, rdrop)
-        return teacher.blend(own, logits, inputs, 2 if rdrop else 1) if teacher else own
+        """See `objective.batch_loss`."""
+        how = Weighing(label_smoothing, rdrop, teacher, links)
+        return batch_loss(self.parallel, self.model, self.settings, batch, how)
 
     def validate_and_save(self) -> None:
         """Validate this update and save its weights; a signal meanwhile cancels both."""
@@ -250,10 +244,7 @@ class Trainer:
             return {}
         self.metrics.took("pairs", len(self.valid_set.src), time.perf_counter() - start)
         loss = total / sum(map(self.valid_set.target_tokens, plan))
-        if not math.isfinite(loss):  # before such weights take the place of what was saved
-            raise TrainingError(
-                f"the validation loss is {loss} at update {self.progress.update}: lower train.lr, then start again"
-            )
+        require_finite(loss, "validation loss", self.progress.update)  # before such weights replace what was saved
         figures: dict[str, Any] = {"update": self.progress.update, **notes, "valid_loss": loss}
         if sentences:
             src, tgt = self.valid_text.src[:sentences], self.valid_text.tgt[:sentences]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,11 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..base.errors import TrainingError
 from .data import TrainingBatch
+
+LEAST = 1e-9
+"""Attention of which the logarithm is taken: smaller is as good as none."""
 
 
 def twice(batch: TrainingBatch) -> TrainingBatch:
@@ -47,6 +52,23 @@ def taught_loss(logits: Tensor, teacher: Tensor, targets: Tensor, pad_id: int, t
     expected = (teacher / temperature).softmax(-1)
     each = -(expected * (logits / temperature).log_softmax(-1)).sum(-1)
     return temperature**2 * each.masked_fill(targets == pad_id, 0.0).sum()
+
+
+def alignment_loss(attention: Tensor, links: Tensor) -> Tensor:
+    """attention (B, T, S), links (N, 3) -> its cross-entropy, summed over the target positions that have links.
+
+    `links`: row, target and source position; those of a target position have equal shares. Source: Chen et al. 2016.
+    """
+    rows, targets, sources = links.long().unbind(1)
+    counts = attention.new_zeros(attention.shape[:2]).index_put_((rows, targets), attention.new_ones(()), True)
+    logs = attention[rows, targets, sources].clamp_min(LEAST).log()
+    return -(logs / counts[rows, targets]).sum()
+
+
+def require_finite(value: float, what: str, update: int) -> None:
+    """Raise TrainingError for a loss or gradient that is none."""
+    if not math.isfinite(value):
+        raise TrainingError(f"the {what} is {value} at update {update}: lower train.lr, then start again")
 
 
 def dropouts(model: nn.Module) -> dict[Any, float]:

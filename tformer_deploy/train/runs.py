@@ -32,6 +32,7 @@ from ..model.checkpoint import (
 )
 from ..model.config import MAX_SEED, ModelConfig, TrainConfig, preset
 from ..model.network import Transformer
+from .alignments import require_guidable
 from .data import DataConfig, Parallel, load_data, split_pair
 from .loop import Trainer
 from .run_files import METRICS, OWN_FILES, STATE, read_state
@@ -56,7 +57,7 @@ class RunSettings:
 
 def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = False) -> Trainer:
     """A new run. Raises ArtifactError if the folder holds one already and `force` is off."""
-    settings = check_settings(run)
+    settings = check_settings(run, data)
     existing = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if existing and not force:
         if STATE in existing:
@@ -69,6 +70,8 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
         note("the text is lower-cased and Moses-tokenised, and so must be what the model gets: see tformer prepare")
     config = _model(run, tokenizers, teacher.config if teacher else None)
     require_fit(config, tokenizers)
+    if data.alignments:
+        require_guidable(tokenizers)
     if teacher:
         require_taught(settings, min(settings.max_tokens, config.max_positions), tokenizers, teacher.config)
     require_room(config, teacher.config if teacher else None)
@@ -83,7 +86,7 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
     return trainer
 
 
-def check_settings(run: RunSettings) -> TrainConfig:
+def check_settings(run: RunSettings, data: DataConfig) -> TrainConfig:
     """The settings of training. Raises ConfigError for what is impossible, before the long work starts."""
     settings = from_dict(TrainConfig, run.train, "train")
     without_start = {name: value for name, value in run.model.items() if name != "start_id"}  # which may be any entry
@@ -92,6 +95,10 @@ def check_settings(run: RunSettings) -> TrainConfig:
         raise ConfigError(f"train.{alone[0]} needs a model to learn from: add --teacher RUN")
     if run.teacher and (decided := [name for name in TAKEN_OVER if name in run.model]):
         raise ConfigError(f"model.{decided[0]} is what the model of --teacher has: leave it out")
+    if "alignment_weight" in run.train and not data.alignments:
+        raise ConfigError("train.alignment_weight needs alignments: add --alignments FILE")
+    if data.alignments and (settings.src_sampling or settings.tgt_sampling):
+        raise ConfigError("--alignments are of fixed pieces: leave out train.src_sampling and train.tgt_sampling")
     return settings
 
 

@@ -98,7 +98,9 @@ class Student:
 
     def __init__(self, options: StudentOptions) -> None:
         self.options, run = options, options.run
-        self.settings = check_settings(run)
+        made = (options.out / "text" / name for name in (SRC, TGT))
+        self.data = DataConfig(*map(str, (*made, *options.valid)))
+        self.settings = check_settings(run, self.data)
         self.recipes = {name: load_recipe(name) for name in options.recipes or options.exact}
         pairs = {"validation": options.valid, **({"test": options.test} if options.test else {})}
         self.texts = {name: read_parallel(*pair) for name, pair in pairs.items()}
@@ -188,12 +190,11 @@ class Student:
         return {}
 
     def _train(self, folder: Path, replaces: bool, continued: bool) -> Mapping[str, Any]:
-        data = DataConfig(*map(str, (self.distilling.out / SRC, self.distilling.out / TGT, *self.options.valid)))
         with only_process(folder):
             if continued and (folder / STATE).exists():
-                trainer = resume_run(folder, teacher=self.options.run.teacher, data=data)
+                trainer = resume_run(folder, teacher=self.options.run.teacher, data=self.data)
             else:
-                trainer = start_run(folder, data, self.options.run, replaces)
+                trainer = start_run(folder, self.data, self.options.run, replaces)
             trainer.run()
         return {}
 
