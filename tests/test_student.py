@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tformer_deploy import load
+from tformer_deploy.base.files import write_json
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
 from tformer_deploy.model.checkpoint import (
@@ -23,6 +24,8 @@ from tformer_deploy.model.checkpoint import (
 from tformer_deploy.train import metrics
 from tformer_deploy.train.metrics import read_metrics, text_figures
 from tformer_deploy.train.run_files import STATE, read_state
+from tformer_deploy.train.student import steps
+from tformer_deploy.train.student.record import RECORD
 
 from .command import Done, failed_line, printed, run_here
 from .conftest import ending_model
@@ -31,7 +34,7 @@ from .test_check_html import Page, svgs
 
 COPY = Path(__file__).parent / "bundles/v2/copy"
 SIZES = {"d_model": 16, "d_ff": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 16}
-SETTINGS = {"updates": 4, "valid_every": 2, "average": 1, "bleu_sentences": 0, "batch_tokens": 400, "max_tokens": 16}
+SETTINGS = {"updates": 4, "valid_every": 2, "average": 1, "bleu_sentences": 4, "batch_tokens": 400, "max_tokens": 16}
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +272,24 @@ def test_force_makes_a_step_and_what_follows_again(
     assert b"student: ort " in done.stdout and open_bundle(out / "bundle").variants == {}
     done = again((out, {}), text, "--set", "model.decoder_cell=ssru", **strict)
     assert done.returncode == 3 and b"begun" not in done.stderr
+
+
+@pytest.mark.parametrize(("step", "kept"), [("distill", []), ("start_run", ["text"])])
+def test_ctrl_c_says_how_to_go_on(
+    student: tuple[Path, Any], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, kept: list[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    if kept:
+        shutil.copytree(student[0] / "text", out / "text")
+        record = json.loads((student[0] / RECORD).read_text())
+        write_json(out / RECORD, {**record, "steps": {name: record["steps"][name] for name in kept}})
+    monkeypatch.setattr(steps, step, interrupted)
+    done = again((out, {}), text)
+    assert done.returncode == 130 and done.stderr.decode().splitlines() == [
+        *(f"{out / name}: made already" for name in kept),
+        f"{out / ('run' if kept else 'text')}: begun",
+        f"stopped: what is made stays in {out}: run the same command again",
+    ]

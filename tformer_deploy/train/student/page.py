@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...base.pages.figures import line_plot
 from ...base.pages.page import Table, render_page
 from ...bench.report import without_empty
+from ..metrics import FINAL
 from .report import StudentReport
 
 CURVES = {
@@ -16,12 +17,16 @@ CURVES = {
 def student_page(report: StudentReport) -> str:
     """The whole page."""
     plots = []
+    shown = [row for row in report.metrics if not row.keys() & FINAL]
     for title, curves in CURVES.items():
-        lines = {
-            label: [(row["update"], scale * row[name]) for row in report.metrics if name in row]
+        found = {
+            label: [(row["update"], scale * row[name]) for row in shown if name in row]
             for label, (name, scale) in curves.items()
         }
-        plots.append(([(f"c{n}", label) for n, label in enumerate(lines)], line_plot(title, "update", lines, False)))
+        lines = {label: points for label, points in found.items() if points}
+        if lines:
+            legend = [(f"c{n}", label) for n, label in enumerate(lines)]
+            plots.append((legend, line_plot(title, "update", lines, False)))
     distilled = report.distillation
     counts = [(reason, f"{count:,}") for reason, count in distilled["left_out"].items()]
     tables = []
