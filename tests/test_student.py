@@ -179,6 +179,7 @@ def test_damage_is_named(student: tuple[Path, dict[str, Any]], text: Path, tmp_p
         (["--valid-tgt", "test.tgt"], "they must be translations"),
         (["--backend", "trt"], "--backend trt: bundles of new models do not run on it"),
         (["--backend", "cpp"], "--backend cpp: bundles of new models do not run on it"),
+        (["--tokenizer", "words"], "tokenizer of a student 'words'"),
         (["--preset", "huge"], "preset 'huge'"),
         (["--set", "model.heads=3"], "heads"),
         (["--set", "train.lr=-1"], "train.lr=-1.0: must be above 0"),

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ..base.errors import ConfigError, require
+from ..base.errors import ConfigError, require, unknown
 from ..base.notes import note
+from ..engines import ENGINES
 from .export import recipes
 from .options import (
     Beams,
@@ -21,12 +22,15 @@ from .options import (
     Preset,
     SettingsOption,
     VocabSize,
+    among,
     folder,
     merge_settings,
     named_values,
 )
 from .root import app, emit
 from .train import refuse
+
+WITHOUT_PLANS = among(spec.name for spec in ENGINES if spec.measured and not spec.plans)
 
 
 @app.command(
@@ -49,11 +53,11 @@ def student(
     test_tgt: Annotated[Path | None, typer.Option(help="Translation of --test-src, line by line.")] = None,
     choose: Choose = "score",
     filter_: FilterOption = None,
-    backend: Annotated[str, typer.Option(help="Backend of the teacher and of the report.")] = "ort",
+    backend: Annotated[str, typer.Option(help=f"Backend of the teacher and of the report: {WITHOUT_PLANS}.")] = "ort",
     beams: Beams = None,
     n_best: Candidates = None,
     preset: Preset = "tiny",
-    tokenizer: Annotated[str, typer.Option(help="Of the student: bpe, unigram or words.")] = "bpe",
+    tokenizer: Annotated[str, typer.Option(help="Of the student: bpe or unigram.")] = "bpe",
     vocab_size: VocabSize = 8000,
     config: ConfigOption = None,
     settings: SettingsOption = None,
@@ -79,6 +83,8 @@ def student(
 
     if (test_src is None) != (test_tgt is None):
         raise ConfigError("--test-src and --test-tgt belong together: give both or none")
+    if tokenizer not in ("bpe", "unigram"):  # words are split by rules of a language
+        raise unknown("tokenizer of a student", tokenizer, ("bpe", "unigram"))
     run = RunSettings(preset, tokenizer, vocab_size, *merge_settings(config, settings, {}))
     if any(name in run.train for name in OF_TEACHERS):
         refuse(context, ["tokenizer", "vocab_size"], "train.teacher_weight gives the student the teacher's vocabulary")

@@ -110,11 +110,11 @@ class Student:
         translator = TranslatorOptions(self.teacher, options.backend, workers=0, decoding=dict(options.decoding))
         rest = options.out / "text", options.tgt, options.choose, options.filters
         self.distilling = DistillOptions(translator, options.src, *rest)
-        taught = {f"--set train.{name}": value for name, value in run.train.items()}
+        teacher = {"TEACHER": self._opened()}
         self.asked: dict[str, dict[str, Any]] = {
-            "teacher": {"TEACHER": self._opened()},
+            "teacher": teacher,
             "text": {
-                "TEACHER": self._opened(),
+                **teacher,
                 "--src": [*map(sha256, options.src)],
                 "--tgt": [*map(sha256, options.tgt)],
                 "--choose": options.choose,
@@ -126,12 +126,13 @@ class Student:
                 **{f"--{side}": sha256(path) for side, path in zip(SIDES, options.valid, strict=True)},
                 **{"--preset": run.preset, "--tokenizer": run.tokenizer, "--vocab-size": run.vocab_size},
                 **{f"--set model.{name}": value for name, value in run.model.items()},
-                **taught,
+                **{f"--set train.{name}": value for name, value in run.train.items()},
             },
             "bundle": {"--recipe": {name: asdict(recipe) for name, recipe in self.recipes.items()}},
             "report": {"--rounds": options.rounds, "--test-src": [*map(sha256, options.test or ())]},
         }
         self.left_out: dict[str, str] = {}
+        """Variants of the student's bundle."""
 
     def make(self) -> StudentReport:
         """Run the steps."""
@@ -149,7 +150,8 @@ class Student:
             try:
                 for step in steps[self.is_bundle :]:
                     made = record.run(step, self.asked[step.name])
-                    self.left_out |= made.get("left_out", {})
+                    if step.name == "bundle":
+                        self.left_out = dict(made.get("left_out", {}))
             except (KeyboardInterrupt, Interrupted):
                 raise Interrupted(f"what is made stays in {out}: run the same command again") from None
         return read_report(out / "report" / JSON)
@@ -174,7 +176,10 @@ class Student:
         return checkpoint.weights_sha256
 
     def _export_teacher(self, folder: Path, replaces: bool, continued: bool) -> Mapping[str, Any]:
-        return _exported(self.options.teacher, folder, self.teacher_recipes, Texts(), replaces)
+        made = _exported(self.options.teacher, folder, self.teacher_recipes, Texts(), replaces)
+        for name, why in made.get("left_out", {}).items():  # the standard graphs translate
+            note(f"{folder}: variant {name} left out: {why}")
+        return made
 
     def _distill(self, folder: Path, replaces: bool, continued: bool) -> Mapping[str, Any]:
         progress, last = Progress(), time.perf_counter()
