@@ -35,7 +35,7 @@ from .mutations import break_graph, scale_one_weight
 from .params import long_but
 
 VERBS = ["init", "train", "export", "translate", "encode", "score", "check", "bench", "inspect", "corpus"]
-VERBS += ["prepare", "bleu"]
+VERBS += ["prepare", "bleu", "student"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -154,7 +154,20 @@ def test_named_recipes_are_in_the_wheel(machine: Path) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["init", "train", "export", "translate", "score", "check", "bench", "inspect", "shortlist", "corpus", "distill"],
+    [
+        "init",
+        "train",
+        "export",
+        "translate",
+        "score",
+        "check",
+        "bench",
+        "inspect",
+        "shortlist",
+        "corpus",
+        "distill",
+        "student",
+    ],
 )
 def test_every_help_works_there(machine: Path, verb: str) -> None:
     assert "Example: " in run_there(machine, verb, "--help").stdout

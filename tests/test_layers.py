@@ -24,6 +24,7 @@ HEAVY = {
         "train.bf16",
         "train.loop",
         "train.losses",
+        "train.objective",
         "train.projected",
         "train.quantized",
         "train.runs",

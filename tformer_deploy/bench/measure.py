@@ -206,7 +206,7 @@ def synthetic_sources(config: ModelConfig, point: Point) -> Ints:
     return ids
 
 
-def some(lines: Sequence[str], count: int) -> list[str]:
+def some(lines: Sequence[R], count: int) -> list[R]:
     """At most `count` lines, from all parts of a text."""
     chosen = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
     return [lines[i] for i in chosen.tolist()]

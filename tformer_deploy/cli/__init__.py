@@ -31,6 +31,7 @@ from . import (  # noqa: F401
     score,
     serve,
     shortlist,
+    student,
     train,
     translate,
     triton,

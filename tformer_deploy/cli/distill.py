@@ -14,7 +14,10 @@ from .options import (
     Backend,
     BatchTokens,
     Beams,
+    Candidates,
+    Choose,
     DecodeSettings,
+    FilterOption,
     Json,
     MaxTokens,
     Sample,
@@ -39,21 +42,12 @@ def distill(
     tgt: Annotated[
         list[Path] | None, typer.Option(help="Reference translation of each --src, for --choose and the report.")
     ] = None,
-    choose: Annotated[
-        str, typer.Option(help="Of a line's outputs: the best by score, or by bleu or chrf against its reference.")
-    ] = "score",
-    filter_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="NAME=VALUE",
-            help="Set a filter: max_ratio, max_copied, max_repeats, min_script or min_score; 0: off; repeatable.",
-        ),
-    ] = None,
+    choose: Choose = "score",
+    filter_: FilterOption = None,
     backend: Backend = "ort",
     variant: Variant = None,
     beams: Beams = None,
-    n_best: Annotated[int | None, typer.Option(help="Outputs per line to choose from.")] = None,
+    n_best: Candidates = None,
     sample: Sample = False,
     seed: Seed = None,
     max_tokens: MaxTokens = None,

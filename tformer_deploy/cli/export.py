@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,19 +20,21 @@ def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
     return [(name, file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for name, file in files.items()]
 
 
+def recipes(default: str) -> Any:
+    """The option `--recipe`, with the text of its default."""
+    return typer.Option(
+        metavar="RECIPE",
+        help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first other than trt is "
+        f"the bundle's default. Default: {default}.",
+        autocompletion=complete_recipe,
+    )
+
+
 @app.command(epilog="Example: tformer export runs/numbers --out bundles/numbers --recipe fp32 --recipe int8")
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder, or FILE.py:FUNCTION; that file is run.")],
     out: Annotated[Path, typer.Option(parser=folder, metavar="<path>", help="Folder for the bundle.")],
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RECIPE",
-            help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first other than trt is "
-            "the bundle's default. Default: fp32.",
-            autocompletion=complete_recipe,
-        ),
-    ] = None,
+    recipe: Annotated[list[str] | None, recipes("fp32")] = None,
     src: Annotated[
         Path | None, typer.Option(help="Text to check with, one sentence per line. Default: generated ids.")
     ] = None,

@@ -31,6 +31,21 @@ SettingsOption = Annotated[
         help="Set a field of the model or of training, such as model.d_ff=512 or train.lr=0.002; repeatable.",
     ),
 ]
+ConfigOption = Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")]
+Preset = Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")]
+VocabSize = Annotated[int, typer.Option(help="Vocabulary size.")]
+Choose = Annotated[
+    str, typer.Option(help="Of a line's outputs: the best by score, or by bleu or chrf against its reference.")
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="NAME=VALUE",
+        help="Set a filter: max_ratio, max_copied, max_repeats, min_script or min_score; 0: off; repeatable.",
+    ),
+]
+Candidates = Annotated[int | None, typer.Option(help="Outputs per line to choose from.")]
 ModelSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a field of the model, such as model.d_ff=512; repeatable."),

@@ -12,7 +12,7 @@ import typer
 
 from ..base.errors import ConfigError
 from ..model.config import TrainConfig
-from .options import Json, SettingsOption, folder, merge_settings
+from .options import ConfigOption, Json, Preset, SettingsOption, VocabSize, folder, merge_settings
 from .root import app, emit
 
 
@@ -37,14 +37,17 @@ def train(
     prepare: Annotated[
         str, typer.Option(help="moses: train on lower-cased, Moses-tokenised text of --pair's languages.")
     ] = "",
-    preset: Annotated[str, typer.Option(help="Model size: tiny, small, base or big.")] = "tiny",
+    alignments: Annotated[
+        str, typer.Option(help="Word alignments of --src and --tgt, a line each as in 0-0 1-2: guides the attention.")
+    ] = "",
+    preset: Preset = "tiny",
     tokenizer: Annotated[
         str,
         typer.Option(
             help="bpe or unigram (joint SentencePiece model), or words (spaCy's rules). Default: bpe; copy: words."
         ),
     ] = "",
-    vocab_size: Annotated[int, typer.Option(help="Vocabulary size.")] = 8000,
+    vocab_size: VocabSize = 8000,
     teacher: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +74,7 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help=f"Seed of weights, data order and dropout. Default: {TrainConfig.seed}.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with [model] and [train].")] = None,
+    config: ConfigOption = None,
     settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, with its own settings.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
@@ -84,7 +87,7 @@ def train(
     from ..train.data import DataConfig
     from ..train.runs import RunSettings, only_process, resume_run, start_run
 
-    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task, prepare)
+    data = DataConfig(src, tgt, valid_src, valid_tgt, multi30k, pair, task, prepare, alignments)
     flags = {"batch_tokens": batch_tokens, "updates": updates, "seed": seed}
     model_values, train_values = merge_settings(config, settings, {k: v for k, v in flags.items() if v is not None})
     if resume:

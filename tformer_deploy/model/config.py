@@ -307,6 +307,8 @@ class TrainConfig:
     """With `--teacher`: share of the loss that is the cross-entropy with the teacher's probabilities, from 0 to 1."""
     teacher_temperature: float = 1.0
     """Divides the logits of both models in that share (Hinton et al. 2015); above 1: more even probabilities."""
+    alignment_weight: float = 0.1
+    """With `--alignments`: weight of the attention's cross-entropy with them (Chen et al. 2016)."""
     src_sampling: float = 0.0
     """Source lines get other pieces in each epoch; 0: always the best ones. With `bpe`, the probability of leaving out
     a merge (Provilkov et al. 2020), such as 0.1; with `unigram`, the exponent of the probabilities (Kudo 2018)."""
@@ -344,7 +346,7 @@ class TrainConfig:
         for name in ("updates", "batch_tokens", "accumulate", "warmup", "valid_every", "average", "max_tokens"):
             at_least(self, name, 1)
         at_least(self, "keep_beams", 1)
-        for name in ("cooldown", "clip_norm", "patience", "bleu_sentences", "rdrop"):
+        for name in ("cooldown", "clip_norm", "patience", "bleu_sentences", "rdrop", "alignment_weight"):
             at_least(self, name, 0)
         for name, most in MOST_OF_TRAINING.items():
             at_most(self, name, most)

@@ -198,18 +198,25 @@ class DecoderLayer(nn.Module):
         self.cross, self.cross_residual = Attention(config, side, config.encoder.width), Residual(config, d)
         self.ff, self.ff_residual = FeedForward(config, side), Residual(config, d)
 
-    def forward(self, x: Tensor, cross: KeysValues, cross_mask: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cross: KeysValues,
+        cross_mask: Tensor,
+        mask: Tensor | None = None,
+        seen: Layers | None = None,
+    ) -> Tensor:
         """All target positions at once: x (B, T, d), cross two of (B, H, S, D), cross_mask (B, 1, T, S).
 
-        mask (1, H, T, T): None where it is no more than causal.
+        mask (1, H, T, T): None where it is no more than causal. `seen`: as in `rest`.
         """
         if self.recurrent:
             x = self.cell_residual.after(x, self.cell(self.cell_residual.before(x)))
-            return self.rest(x, cross, cross_mask)
+            return self.rest(x, cross, cross_mask, seen)
         y = self.attention_residual.before(x)
         own = self.attention(y, self.attention.keys_values(y), mask, causal=mask is None)
         x = self.attention_residual.after(x, own)
-        return self.rest(x, cross, cross_mask)
+        return self.rest(x, cross, cross_mask, seen)
 
     def step(
         self,
@@ -323,24 +330,30 @@ class Transformer(nn.Module):
         """Cross-attention keys and values of every decoder layer, projected once: L times two of (B, H, S, D)."""
         return [layer.cross.keys_values(memory) for layer in self.decoder]  # type: ignore[union-attr,operator]
 
-    def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor) -> Tensor:
-        """Teacher-forced: memory (B, S, d), tgt_ids (B, T) beginning with bos -> hidden states (B, T, d)."""
+    def decode(self, memory: Tensor, src_lengths: Tensor, tgt_ids: Tensor, seen: Layers | None = None) -> Tensor:
+        """Teacher-forced: memory (B, S, d), tgt_ids (B, T) beginning with bos -> hidden states (B, T, d).
+
+        `seen` receives `attention` (B, T, S) of the last layer, the mean over heads.
+        """
         mask = length_mask(src_lengths, memory.shape[1], tgt_ids.shape[1])
         positions = first(self.tgt_positions, tgt_ids.shape[1])
         x = self.embed(tgt_ids, self.tgt_embedding, positions, self.tgt_embedding_norm)
         distances = all_distances(tgt_ids)
         causal = distances[:, None] >= 0 if self.config.positions == "relative" else None
         masks = self.decoder_relative(distances, causal)
-        for layer, cross, own in zip(self.decoder, self.cross_keys_values(memory), masks, strict=True):
-            x = layer(x, cross, mask, own)
+        last = len(self.decoder) - 1
+        for i, (layer, cross, own) in enumerate(zip(self.decoder, self.cross_keys_values(memory), masks, strict=True)):
+            x = layer(x, cross, mask, own, seen if i == last else None)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
-    def forward(self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor, project: bool = True) -> Tensor:
+    def forward(
+        self, src_ids: Tensor, src_lengths: Tensor, tgt_ids: Tensor, project: bool = True, seen: Layers | None = None
+    ) -> Tensor:
         """Teacher-forced logits (B, T, V) of the token after each of tgt_ids (B, T), which begins with bos.
 
-        Not projected: the hidden states (B, T, d) that `output` makes them of.
+        Not projected: the hidden states (B, T, d) that `output` makes them of. `seen`: as in `decode`.
         """
-        hidden = self.decode(self.encode(src_ids, src_lengths), src_lengths, tgt_ids)
+        hidden = self.decode(self.encode(src_ids, src_lengths), src_lengths, tgt_ids, seen)
         return self.output(hidden) if project else hidden  # type: ignore[no-any-return]
 
     def step(

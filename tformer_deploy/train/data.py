@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..base.errors import ConfigError, DataError, missing_extra, unknown
 from ..base.lines import read_lines
 from ..bundle.text import SentencePiece, Tokenizers
 from ..translate.batches import Ids, pad
+from .alignments import Links, piece_links, read_links
 
 MOST_SAMPLING_SEED = 2**32 - 1
 """sentencepiece takes seeds below this."""
@@ -27,6 +28,8 @@ class Parallel:
 
     src: list[str]
     tgt: list[str]
+    links: list[Links] = field(default_factory=list)
+    """The words of each pair that are translations of each other; empty: not known."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class DataConfig:
     """`copy` or `numbers`."""
     prepare: str = ""
     """`moses`: lower-cased, Moses-tokenised text, by `moses.Moses`; empty: the text as it is."""
+    alignments: str = ""
+    """Word alignments of `src` and `tgt`, see `alignments.read_links`."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +71,27 @@ class TrainingBatch:
     tgt_out: Ids
 
 
-def read_parallel(src: Path, tgt: Path) -> Parallel:
-    """Two files of equally many lines; pairs with an empty side are left out. Raises DataError."""
+def read_parallel(src: Path, tgt: Path, alignments: str = "") -> Parallel:
+    """Two files of equally many lines, and one of their alignments; pairs with an empty side are left out.
+
+    Raises DataError.
+    """
     pair = Parallel(read_lines(src), read_lines(tgt))
     if len(pair.src) != len(pair.tgt):
         raise DataError(f"{src} has {len(pair.src)} lines, {tgt} has {len(pair.tgt)}: they must be translations")
-    kept = [(s, t) for s, t in zip(pair.src, pair.tgt, strict=True) if s and t]
+    links = read_links(Path(alignments), pair.src, pair.tgt) if alignments else []
+    kept = [i for i, sides in enumerate(zip(pair.src, pair.tgt, strict=True)) if all(sides)]
     if not kept:
         raise DataError(f"{src}: no line with text on both sides")
-    return Parallel([s for s, _ in kept], [t for _, t in kept])
+    return Parallel([pair.src[i] for i in kept], [pair.tgt[i] for i in kept], [links[i] for i in kept if links])
 
 
 def load_data(config: DataConfig) -> tuple[Parallel, Parallel]:
     """Training and validation text, prepared."""
     if config.prepare not in ("", "moses"):
         raise unknown("--prepare", config.prepare, ("moses",))
+    if config.prepare and config.alignments:
+        raise ConfigError("--alignments are of the text as it is: prepare it with tformer prepare, and drop --prepare")
     train, valid = _read_data(config)
     if not config.prepare:
         return train, valid
@@ -98,7 +109,7 @@ def _read_data(config: DataConfig) -> tuple[Parallel, Parallel]:
     given = [name for name in ("src", "multi30k", "task") if getattr(config, name)]
     if len(given) != 1:
         raise ConfigError("name the training data by one of --src and --tgt, --multi30k, --task")
-    for name in ("tgt", "valid_src", "valid_tgt"):
+    for name in ("tgt", "valid_src", "valid_tgt", "alignments"):
         if getattr(config, name) and not config.src:
             raise ConfigError(f"--{name.replace('_', '-')} belongs to --src: leave it out with --{given[0]}")
     if config.task:
@@ -115,7 +126,7 @@ def _read_data(config: DataConfig) -> tuple[Parallel, Parallel]:
         if not getattr(config, name):
             raise ConfigError(f"--src needs --{name.replace('_', '-')} as well")
     return (
-        read_parallel(Path(config.src), Path(config.tgt)),
+        read_parallel(Path(config.src), Path(config.tgt), config.alignments),
         read_parallel(Path(config.valid_src), Path(config.valid_tgt)),
     )
 
@@ -176,7 +187,9 @@ class EncodedPairs:
     def __init__(self, text: Parallel, tokenizers: Tokenizers, max_tokens: int) -> None:
         self.text, self.src, self.tgt, self.left_out = Parallel([], []), [], [], 0
         self._tokenizers, self._max_tokens = tokenizers, max_tokens
-        for source, target in zip(text.src, text.tgt, strict=True):
+        self._links: list[Ids] = []
+        """Of each pair, target and source positions; empty: no alignments are known."""
+        for number, (source, target) in enumerate(zip(text.src, text.tgt, strict=True)):
             s, t = tokenizers.source_ids(source), tokenizers.target_ids(target)
             if max(len(s), len(t)) > max_tokens:
                 self.left_out += 1
@@ -185,6 +198,8 @@ class EncodedPairs:
             self.text.tgt.append(target)
             self.src.append(np.array(s, np.int32))
             self.tgt.append(np.array(t, np.int32))
+            if text.links:
+                self._links.append(piece_links(text.links[number], source, target, tokenizers))
         if not self.src:
             raise DataError(
                 f"every pair is longer than {max_tokens} tokens: raise train.max_tokens and model.max_positions"
@@ -238,6 +253,13 @@ class EncodedPairs:
             pad([self.src[i] for i in indices], pad_id), self._src_sizes[indices].astype(np.int32), tgt_in, tgt_out
         )
 
+    def links(self, indices: NDArray[np.int64]) -> Ids | None:
+        """Links (N, 3) of a batch: row, target position, source position; None: no alignments are known."""
+        if not self._links:
+            return None
+        rows = [np.insert(self._links[i], 0, row, 1) for row, i in enumerate(indices)]
+        return np.concatenate(rows)
+
     def target_tokens(self, indices: NDArray[np.int64]) -> int:
         """Target tokens of a batch."""
         return int(self._tgt_sizes[indices].sum())
@@ -268,6 +290,6 @@ def fingerprint(text: tuple[Parallel, Parallel]) -> str:
     """Hex SHA-256 of training and validation text."""
     found = hashlib.sha256()
     for part in text:
-        for side in (part.src, part.tgt):
+        for side in (part.src, part.tgt, *([part.links] if part.links else [])):
             found.update(json.dumps(side).encode())
     return found.hexdigest()

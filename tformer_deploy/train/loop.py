@@ -28,12 +28,12 @@ from ..bundle.text import Tokenizers
 from ..model.checkpoint import load_weights, model_tensors, save_checkpoint, save_tensors
 from ..model.config import TrainConfig
 from ..model.network import Transformer
-from .bf16 import bf16_matmuls
+from ..translate.batches import Ids
 from .data import BatchStream, DataConfig, EncodedPairs, Parallel, Sampling, TrainingBatch, fingerprint
 from .keeping import best_of, candidates, work_left
-from .losses import dropouts, require_finite, set_dropout, summed_loss, tensors_of, twice
+from .losses import dropouts, require_finite, set_dropout, tensors_of
 from .metrics import Metrics, text_figures
-from .projected import projected_loss
+from .objective import Weighing, batch_loss
 from .quantized import learned_steps, parameter_groups, quantize
 from .run_files import AVERAGE, EMA, METRICS, STATE, STATE_VERSION, Progress, read_state, remove_superseded
 from .schedule import dropout_factor, label_smoothing, learning_rate, never_at_full_rate
@@ -183,7 +183,7 @@ class Trainer:
             accumulating = self.world > 1 and number < len(mine)
             with self.parallel.no_sync() if accumulating else nullcontext():  # type: ignore[operator]
                 batch = self.batch(self.train_set, chosen)
-                loss = self.loss(batch, smoothing, settings.rdrop, self.teacher) / tokens
+                loss = self.loss(batch, smoothing, settings.rdrop, self.teacher, self.train_set.links(chosen)) / tokens
                 (loss * self.world).backward()  # type: ignore[no-untyped-call]  # DDP averages over processes
             total += loss.detach()
         if self.world > 1:
@@ -209,19 +209,16 @@ class Trainer:
         return corpus.batch(indices, self.model.config.pad_id, self.model.config.start_id)
 
     def loss(
-        self, batch: TrainingBatch, label_smoothing: float, rdrop: float = 0.0, teacher: Teacher | None = None
+        self,
+        batch: TrainingBatch,
+        label_smoothing: float,
+        rdrop: float = 0.0,
+        teacher: Teacher | None = None,
+        links: Ids | None = None,
     ) -> Tensor:
-        """Cross-entropy summed over the target tokens of a batch; see `summed_loss` and `Teacher.blend`."""
-        batch = twice(batch) if rdrop else batch
-        inputs = tensors_of(batch, self.device)
-        teacher, pad_id = teacher if teacher and teacher.weight else None, self.model.config.pad_id
-        with bf16_matmuls(self.device, self.settings.precision == "bf16"):
-            if rdrop and not teacher and self.device.type == "cpu" and self.settings.quantize == "none":
-                hidden = self.parallel(*inputs[:3], project=False)
-                return projected_loss(hidden, self.model.output, inputs[3], pad_id, label_smoothing, rdrop)
-            logits = self.parallel(*inputs[:3])
-        own = summed_loss(logits := logits.float(), inputs[3], pad_id, label_smoothing, rdrop)
-        return teacher.blend(own, logits, inputs, 2 if rdrop else 1) if teacher else own
+        """See `objective.batch_loss`."""
+        how = Weighing(label_smoothing, rdrop, teacher, links)
+        return batch_loss(self.parallel, self.model, self.settings, batch, how)
 
     def validate_and_save(self) -> None:
         """Validate this update and save its weights; a signal meanwhile cancels both."""

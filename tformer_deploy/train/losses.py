@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from ..base.errors import TrainingError
 from .data import TrainingBatch
 
+LEAST = 1e-9
+"""Attention of which the logarithm is taken: smaller is as good as none."""
+
 
 def twice(batch: TrainingBatch) -> TrainingBatch:
     """Every row a second time, after all rows: dropout differs between the two."""
@@ -55,6 +58,17 @@ def taught_loss(logits: Tensor, teacher: Tensor, targets: Tensor, pad_id: int, t
     expected = (teacher / temperature).softmax(-1)
     each = -(expected * (logits / temperature).log_softmax(-1)).sum(-1)
     return temperature**2 * each.masked_fill(targets == pad_id, 0.0).sum()
+
+
+def alignment_loss(attention: Tensor, links: Tensor) -> Tensor:
+    """attention (B, T, S), links (N, 3) -> its cross-entropy, summed over the target positions that have links.
+
+    `links`: row, target and source position; those of a target position have equal shares. Source: Chen et al. 2016.
+    """
+    rows, targets, sources = links.long().unbind(1)
+    counts = attention.new_zeros(attention.shape[:2]).index_put_((rows, targets), attention.new_ones(()), True)
+    logs = attention[rows, targets, sources].clamp_min(LEAST).log()
+    return -(logs / counts[rows, targets]).sum()
 
 
 def require_finite(what: str, value: float, update: int) -> None:

@@ -33,10 +33,20 @@ from ..model.checkpoint import (
 )
 from ..model.config import MAX_SEED, ModelConfig, TrainConfig, preset
 from ..model.network import Transformer
+from .alignments import require_guidable
 from .data import DataConfig, Parallel, load_data, split_pair
 from .loop import Trainer
 from .run_files import METRICS, OWN_FILES, STATE, read_state
-from .teacher import TAKEN_OVER, Teacher, find_teacher, open_other, record_of, require_pieces, require_taught
+from .teacher import (
+    OF_TEACHERS,
+    TAKEN_OVER,
+    Teacher,
+    find_teacher,
+    open_other,
+    record_of,
+    require_pieces,
+    require_taught,
+)
 
 
 @dataclass(frozen=True)
@@ -59,17 +69,13 @@ class RunSettings:
 
 def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = False) -> Trainer:
     """A new run. Raises ArtifactError if the folder holds one already and `force` is off."""
-    settings = from_dict(TrainConfig, run.train, "train")
-    # Both report impossible settings before the long work starts.
-    without_start = {name: value for name, value in run.model.items() if name != "start_id"}  # which may be any entry
-    if not run.start:
-        require_room(preset(run.preset, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **without_start}))
+    settings = check_settings(run, data)
     existing = [name for name in (HEADER, STATE, METRICS) if (folder / name).exists()]
     if existing and not force:
         if STATE in existing:
             raise ArtifactError(f"{folder} holds a run already: add --resume to continue it or --force to start over")
         raise ArtifactError(f"{folder} holds {existing[0]}, but nothing to continue from: add --force to start over")
-    teacher = _teacher(folder, run)
+    teacher = open_other("teacher", run.teacher, folder) if run.teacher else None
     first = _first(folder, run, teacher)
     text, known = load_data(data), first or teacher
     tokenizers = known.tokenizers if known else _vocabulary(data, run, settings, text[0])
@@ -79,6 +85,8 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
     require_fit(config, tokenizers)
     if known:
         require_pieces(settings, tokenizers)
+    if data.alignments:
+        require_guidable(tokenizers)
     if teacher:
         require_taught(min(settings.max_tokens, config.max_positions), teacher.config)
     require_room(config, teacher.config if teacher else None)
@@ -96,15 +104,21 @@ def start_run(folder: Path, data: DataConfig, run: RunSettings, force: bool = Fa
     return trainer
 
 
-def _teacher(folder: Path, run: RunSettings) -> Checkpoint | None:
-    """The model to learn from. Raises ConfigError for settings that it decides, or that need one."""
-    if not run.teacher:
-        if alone := [name for name in ("teacher_weight", "teacher_temperature") if name in run.train]:
-            raise ConfigError(f"train.{alone[0]} needs a model to learn from: add --teacher RUN")
-        return None
-    if decided := [name for name in TAKEN_OVER if name in run.model]:
+def check_settings(run: RunSettings, data: DataConfig) -> TrainConfig:
+    """The settings of training. Raises ConfigError for what is impossible, before the long work starts."""
+    settings = from_dict(TrainConfig, run.train, "train")
+    without_start = {name: value for name, value in run.model.items() if name != "start_id"}  # which may be any entry
+    if not run.start:
+        require_room(preset(run.preset, len(SPECIALS), len(SPECIALS), {"share_embeddings": "decoder", **without_start}))
+    if not run.teacher and (alone := [name for name in OF_TEACHERS if name in run.train]):
+        raise ConfigError(f"train.{alone[0]} needs a model to learn from: add --teacher RUN")
+    if run.teacher and (decided := [name for name in TAKEN_OVER if name in run.model]):
         raise ConfigError(f"model.{decided[0]} is what the model of --teacher has: leave it out")
-    return open_other("teacher", run.teacher, folder)
+    if "alignment_weight" in run.train and not data.alignments:
+        raise ConfigError("train.alignment_weight needs alignments: add --alignments FILE")
+    if data.alignments and (settings.src_sampling or settings.tgt_sampling):
+        raise ConfigError("--alignments are of fixed pieces: leave out train.src_sampling and train.tgt_sampling")
+    return settings
 
 
 def _first(folder: Path, run: RunSettings, teacher: Checkpoint | None) -> Checkpoint | None:
@@ -180,10 +194,12 @@ def _only_holder(folder: Path) -> Iterator[None]:
                 folder.rmdir()  # if it is empty
 
 
-def resume_run(folder: Path, updates: int | None = None, teacher: Path | None = None) -> Trainer:
+def resume_run(
+    folder: Path, updates: int | None = None, teacher: Path | None = None, data: DataConfig | None = None
+) -> Trainer:
     """The run in a folder, from its last save and with its own settings; only `updates` may be raised.
 
-    `teacher`: where its teacher is now, if that has moved.
+    `teacher`, `data`: where its teacher and its text are now, if they have moved.
     """
     stored = read_state(folder)
     done = stored["progress"]["update"]
@@ -194,7 +210,7 @@ def resume_run(folder: Path, updates: int | None = None, teacher: Path | None = 
         settings = dataclasses.replace(settings, updates=updates)
     # A kill between two saves may have left the header behind its weights; the state has its own.
     checkpoint = open_checkpoint(folder, weights=False)
-    data = from_dict(DataConfig, stored["data"], "data")
+    data = data or from_dict(DataConfig, stored["data"], "data")
     if teacher and "teacher" not in stored:
         raise ConfigError(f"--teacher {teacher}: the run in {folder} began without one; leave it out")
     taught_by = find_teacher(stored["teacher"], folder, teacher) if "teacher" in stored else None

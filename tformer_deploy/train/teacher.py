@@ -17,6 +17,8 @@ from .losses import taught_loss
 
 TAKEN_OVER = ("src_vocab", "tgt_vocab", "pad_id", "bos_id", "eos_id", "start_id")
 """Fields of a model that a student has from its teacher: both read and produce the same ids."""
+OF_TEACHERS = ("teacher_weight", "teacher_temperature")
+"""Settings of training that need a teacher."""
 
 
 class Teacher:

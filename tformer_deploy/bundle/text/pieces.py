@@ -59,6 +59,10 @@ class SentencePiece:
         """Ids of a line."""
         return list(self._processor.encode(text))
 
+    def begins(self, text: str) -> list[int]:
+        """Where each id of `encode` begins in a line, in characters; one of a space may begin before it."""
+        return [int(piece.begin) for piece in self._processor.encode(text, out_type="immutable_proto").pieces]
+
     def sampled(self, lines: Sequence[str], seed: int, alpha: float, nbest: int = -1) -> list[list[int]]:
         """Ids of lines in pieces drawn at random: the same for the same seed. 0 <= seed < 2^32 - 1.
 

@@ -57,6 +57,14 @@ class Words:
         words = self._split(text.lower() if self._lower else text)
         return [self._ids.get(word, self.specials.unk) for word in words]
 
+    def begins(self, text: str) -> list[int]:
+        """Where each id of `encode` begins in a line, in characters."""
+        found, place = [], 0
+        for word in self._split(text):
+            found.append(text.index(word, place))
+            place = found[-1] + len(word)
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """Words joined by spaces, or without if a regular expression splits."""
         between = " " if self._regex is None else ""
