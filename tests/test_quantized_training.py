@@ -51,6 +51,7 @@ from tformer_deploy.train.runs import RunSettings, resume_run, start_run
 from .command import failed_line, run_here
 from .configs import CONFIGS, SSRU
 from .conftest import random_model, random_sources, small_config, write_checkpoint
+from .params import long_but
 from .test_train import (  # noqa: F401
     NO_DROPOUT,
     QUICK,
@@ -66,7 +67,8 @@ from .test_train import (  # noqa: F401
 )
 
 TRAINED = "native-int8-trained"
-KINDS = {**CONFIGS, "ssru": SSRU, "ssru, gated, nothing shared": {**SSRU, "ff": "gated", "share_embeddings": "none"}}
+UNTIED = "ssru, gated, nothing shared"
+KINDS = {**CONFIGS, "ssru": SSRU, UNTIED: {**SSRU, "ff": "gated", "share_embeddings": "none"}}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,7 @@ def test_weights_are_exports_integers_and_their_gradients_pass_straight() -> Non
     assert weight.grad is not None and torch.equal(weight.grad, grad)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", long_but(KINDS.keys(), "pre-norm", "every option", "T5", "ssru", UNTIED))
 def test_it_computes_what_export_rounds(name: str, tmp_path: Path) -> None:
     """Every kind of model, against the copy by which export measures what its rounding does: the same numbers."""
     plain = random_model(small_config(**KINDS[name])).eval()
