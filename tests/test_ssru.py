@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ from tformer_deploy.model.seq2seq import GrowingCache, first_past
 from tformer_deploy.model.ssru import Ssru
 
 from .configs import SSRU
-from .conftest import random_model, random_sources, small_config, write_checkpoint, write_lines
+from .conftest import export_unchecked, random_model, random_sources, small_config, write_checkpoint, write_lines
 from .cpp_library import ROOT
 from .params import long_but
 from .simulated_trt import SIMULATED, as_input, make_bundle, run_simulated
@@ -72,6 +73,21 @@ def test_every_engine_gives_eagers_tokens(recipes: tuple[str, ...], tmp_path: Pa
     report = export_checked(run, tmp_path / "bundle", recipes, text)
     assert report.passed and len(report.engines) == len(recipes), str(report)
     assert all(each.constants and not each.constants.wrong for each in report.engines)
+
+
+@pytest.mark.parametrize("name", ["ort", "ort:fp32-cpu"])
+def test_layers_are_eagers(name: str, tmp_path: Path) -> None:
+    run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
+    bundle = open_bundle(export_unchecked(run, tmp_path / "bundle", ["fp32", "fp32-cpu"]))
+    src_ids, lengths = random_sources(3, 7)
+    read = [
+        engine.layers(src_ids, lengths, random_sources(3, 9, seed=2)[0])
+        for engine in (make_engine("eager", bundle, run), make_engine(name, bundle))
+        if engine.__enter__()
+    ]
+    assert {"decoder.0.self_attention", "log_probs"} & {*read[1]} and {*read[1]} <= {*read[0]}
+    for layer, values in read[1].items():
+        np.testing.assert_allclose(values, read[0][layer], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from ..bundle.recipe import Tolerance
 
-BOTH = 2
-"""Two engines with the same rounding error differ by at most twice that error."""
+APART = 3
+"""An engine that rounds by up to twice eager's error differs from eager by at most three times that error.
+
+Seen: 2.4 times, of a student of Firefox on ONNX Runtime; its recurrent cells add up what each step rounds.
+"""
 SAID = 300
 """Characters of a module's error that are kept."""
 MOST = 10
@@ -16,8 +19,8 @@ MOST = 10
 
 
 def widened(limit: float, rounding: float) -> float:
-    """A limit of fp32, but at least `BOTH` times eager's rounding error."""
-    return max(limit, min(BOTH * rounding, MOST * limit))
+    """A limit of fp32, but at least `APART` times eager's rounding error."""
+    return max(limit, min(APART * rounding, MOST * limit))
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Rounding:
             )
         return (
             f"eager PyTorch rounds by up to {self.encoder:.1e} (encoder outputs) and {self.scores:.1e} (scores), "
-            f"measured in fp64; limits of fp32 are at least {BOTH} times that"
+            f"measured in fp64; limits of fp32 are at least {APART} times that"
         )
 
     def widen(self, tolerance: Tolerance) -> Tolerance:

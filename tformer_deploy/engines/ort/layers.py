@@ -39,7 +39,9 @@ def layer_values(engine: Graphs, src_ids: Ints, src_lengths: Ints, tgt_ids: Ints
     values = run(encoder, {"src_ids": np.array(src_ids, np.int32), "src_lengths": lengths}, {})
     cross = {name: values[name] for name in cache_names("cross", config)}
     static, in_place = engine.recipe.cache == "static", engine.recipe.target == "ort-cpu"
-    shape = batch, config.decoder.heads, length if static else 0, config.decoder.head_dim
+    shape: tuple[int, ...] = batch, config.decoder.heads, length if static else 0, config.decoder.head_dim
+    if config.decoder_cell == "ssru":
+        shape = batch, config.decoder.width
     past = {name: np.zeros(shape, np.float32) for name in cache_names("past", config)}
     fixed = {
         "src_lengths": lengths,
