@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tformer_deploy import load
+from tformer_deploy.base.errors import ArtifactError, ConfigError
 from tformer_deploy.base.files import write_json
 from tformer_deploy.bundle.manifest import open_bundle
 from tformer_deploy.bundle.text import SPECIALS, Tokenizers, Words
@@ -25,7 +26,7 @@ from tformer_deploy.train import metrics
 from tformer_deploy.train.metrics import read_metrics, text_figures
 from tformer_deploy.train.run_files import STATE, read_state
 from tformer_deploy.train.student import steps
-from tformer_deploy.train.student.record import RECORD
+from tformer_deploy.train.student.record import RECORD, Record, Step
 
 from .command import Done, failed_line, printed, run_here
 from .conftest import ending_model
@@ -167,7 +168,7 @@ def test_damage_is_named(student: tuple[Path, dict[str, Any]], text: Path, tmp_p
     (out / "bundle/decoder_step.onnx").write_bytes(b"")
     done = again((out, {}), text)
     assert done.returncode == 1 and done.stderr.decode().splitlines()[-1].endswith(
-        "does not match its SHA-256 as recorded; copy or make it again, or another --out, or --force to make it and "
+        "does not match its SHA-256 as recorded; copy or make it again, or add --force to make it and "
         "what follows it again"
     )
 
@@ -184,6 +185,7 @@ def test_damage_is_named(student: tuple[Path, dict[str, Any]], text: Path, tmp_p
         (["--set", "model.heads=3"], "heads"),
         (["--set", "train.lr=-1"], "train.lr=-1.0: must be above 0"),
         (["--recipe", "fp31"], "fp31"),
+        (["--recipe", "native-int8-trained"], "takes steps that training learns: add --set train.quantize=int8"),
         (["--set", "train.teacher_weight=0.5"], "is a bundle: train.teacher_weight needs the run folder that it is of"),
         (["--set", "train.teacher_weight=0.5", "--vocab-size", 9], "leave out --vocab-size"),
         (["--src", "missing.src"], "missing.src"),
@@ -194,6 +196,30 @@ def test_what_cannot_work_is_refused_at_once(text: Path, tmp_path: Path, words: 
     more = [text / word if str(word).endswith((".src", ".tgt")) else word for word in words]
     assert message in failed_line(made(COPY, text, tmp_path / "out", *more))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_source_without_a_line_is_refused_at_once(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.src").touch()
+    line = failed_line(made(COPY, text, tmp_path / "out", "--src", tmp_path / "empty.src"))
+    assert line.endswith("empty.src has no line: name text to translate with --src")
+
+
+def test_a_damaged_record_is_given_up_by_force(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text("{")
+    with pytest.raises(ArtifactError, match=f"{RECORD} is damaged .*, or add --force to make all steps again"):
+        Record(tmp_path, False)
+    assert Record(tmp_path, True).steps == {}
+
+
+def test_a_step_that_made_nothing_takes_other_options(tmp_path: Path) -> None:
+    def fail(folder: Path, replaces: bool, continued: bool) -> dict[str, Any]:
+        (folder / "translated").mkdir(parents=True)
+        raise ConfigError("the input has no line")
+
+    record = Record(tmp_path, False)
+    with pytest.raises(ConfigError, match="no line"):
+        record.run(Step("text", fail, []), {"--src": "a"})
+    assert record.run(Step("text", lambda *_: {"lines": 3}, []), {"--src": "b"})["lines"] == 3
 
 
 def test_a_teacher_that_is_none_is_refused(text: Path, tmp_path: Path) -> None:

@@ -34,16 +34,16 @@ class Step:
 
 
 class Record:
-    """The steps of a folder, stored in it. A step without `files` has begun; one that is None is to be made again."""
+    """The steps of a folder, stored in it. A step without `files` has begun; one that is None is to be made again.
+
+    Raises ArtifactError for a damaged file, unless `force` makes all of it again.
+    """
 
     def __init__(self, out: Path, force: bool) -> None:
         self.out, self.force = out, force
         self.steps: dict[str, Any] = {}
         if (out / RECORD).exists():
-            found = read_json(out, RECORD)
-            if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-                raise ArtifactError(f"{out / RECORD} is not of this command's version {VERSION}: choose another --out")
-            self.steps = found["steps"]
+            self.steps = _read(out, force)
 
     def run(self, step: Step, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a step unless it is made; returns what is recorded. `options`: all that decides what it makes, by name.
@@ -52,11 +52,11 @@ class Record:
         """
         folder, asked = self.out / step.name, json.loads(json.dumps(options))
         kept = self.steps.get(step.name)
-        if kept and "files" not in kept and not (folder.is_dir() and any(folder.iterdir())):
+        if kept and "files" not in kept and not any(each.is_file() for each in folder.rglob("*")):
             kept = None  # nothing was made yet
         if kept and (why := _unlike(step, folder, kept, asked)):
             if not self.force and not step.cheap:
-                raise ArtifactError(f"{why}, or another --out, or --force to make it and what follows it again")
+                raise ArtifactError(f"{why} --force to make it and what follows it again")
             self._forget(step.name)
             kept = None
         if kept and "files" in kept:
@@ -80,17 +80,31 @@ class Record:
         write_json(self.out / RECORD, {"format": FORMAT, "version": VERSION, "steps": self.steps})
 
 
+def _read(out: Path, force: bool) -> dict[str, Any]:
+    """What each step was made with. With `force`, what cannot be read is nothing."""
+    try:
+        found = read_json(out, RECORD)
+        if isinstance(found, dict) and (found.get("format"), found.get("version")) == (FORMAT, VERSION):
+            return dict(found["steps"])
+        why = f"{out / RECORD} is not of this command's version {VERSION}: choose another --out"
+    except ArtifactError as error:
+        why = str(error)
+    if force:
+        return {}
+    raise ArtifactError(f"{why}, or add --force to make all steps again")
+
+
 def _unlike(step: Step, folder: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Why what is there cannot be used; empty: it can."""
+    """Why what is there cannot be used, as far as the words before `--force`; empty: it can."""
     old = kept["options"]
     if other := [name for name in {**old, **asked} if old.get(name) != asked.get(name)]:
-        return f"{folder} was made {', '.join(_given(name, old) for name in other)}: give that"
+        return f"{folder} was made {', '.join(_given(name, old) for name in other)}: give that, or another --out, or"
     try:
         verify(folder, kept.get("files", {}), "step")
         if "files" in kept:
             step.whole(folder)
     except ArtifactError as error:
-        return str(error)
+        return f"{error}, or add"
     return ""
 
 

@@ -21,6 +21,7 @@ from ...engines import ENGINES, STANDARD, EngineName, engine_name
 from ...engines.spec import EngineSpec
 from ...export.checked import Texts, export_checked
 from ...model.checkpoint import HEADER, open_checkpoint, open_source
+from ...model.config import ModelConfig
 from ...model.modules.running import UserCheckpoint
 from ...translate.corpus.progress import Progress
 from ...translate.distill import REPORT, SRC, TGT, DistillOptions, Filters, distill
@@ -29,6 +30,7 @@ from ..data import DataConfig, EncodedPairs, Parallel, read_parallel
 from ..metrics import read_metrics
 from ..run_files import METRICS, STATE
 from ..runs import RunSettings, check_settings, only_process, resume_run, start_run
+from ..teacher import require_taught
 from .page import student_page
 from .record import Record, Step
 from .report import Measured, StudentReport, make_report, read_report
@@ -102,6 +104,12 @@ class Student:
         self.data = DataConfig(*map(str, (*made, *options.valid)))
         self.settings = check_settings(run, self.data)
         self.recipes = {name: load_recipe(name) for name in options.recipes or options.exact}
+        for name, recipe in self.recipes.items():
+            if recipe.scales == "trained" and self.settings.quantize == "none":
+                raise ConfigError(f"--recipe {name} takes steps that training learns: add --set train.quantize=int8")
+        for path in options.src:
+            if not path.stat().st_size:
+                raise ConfigError(f"{path} has no line: name text to translate with --src")
         pairs = {"validation": options.valid, **({"test": options.test} if options.test else {})}
         self.texts = {name: read_parallel(*pair) for name, pair in pairs.items()}
         self.is_bundle = is_of(options.teacher, MANIFEST, "tformer-bundle")
@@ -173,6 +181,9 @@ class Student:
             if run.teacher:
                 raise ConfigError(f"{teacher} is no run folder, which train.teacher_weight needs: leave that out")
             self.teacher_recipes = [STANDARD]
+        if run.teacher:
+            longest = run.model.get("max_positions", ModelConfig.max_positions)
+            require_taught(min(self.settings.max_tokens, longest), checkpoint.config)
         return checkpoint.weights_sha256
 
     def _export_teacher(self, folder: Path, replaces: bool, continued: bool) -> Mapping[str, Any]:
@@ -233,7 +244,7 @@ class Student:
         widths = sorted({1, int(self.options.decoding.get("beams", usual))})
         report = make_report(models, self.texts, widths, self.options.rounds)
         report.left_out = self.left_out
-        report.distillation = read_json(self.distilling.out, REPORT)
+        report.distillation = {**read_json(self.distilling.out, REPORT), "teacher": str(self.options.teacher)}
         report.metrics = read_metrics(folder.parent / "run" / METRICS)
         write_json(folder / JSON, asdict(report))
         write_output(folder / HTML, student_page(report))
