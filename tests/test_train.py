@@ -180,36 +180,46 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_uninterrupted_one(data
     assert [row["update"] for row in rows(broken)] == [row["update"] for row in rows(whole)]
 
 
+INTERRUPTED = """
+import signal, sys
+from tformer_deploy.cli import main
+from tformer_deploy.train import metrics
+from tformer_deploy.train.loop import Trainer
+
+train_update, update = Trainer.train_update, int(sys.argv.pop(1))
+
+def interrupted(trainer, batches):
+    if trainer.progress.update == update:
+        signal.raise_signal(signal.SIGINT)
+    return train_update(trainer, batches)
+
+Trainer.train_update = interrupted
+metrics.plot = lambda metrics, image: None
+main()
+"""
+
+
 def interrupt(
     folder: Path, data: DataConfig, update: int, settings: Mapping[str, Any], teacher: str | Path = ""
-) -> None:
-    """Train by the real command, and get Ctrl-C while it works on an update."""
-    train_update = Trainer.train_update
-
-    def interrupted(trainer: Trainer, batches: Iterator[Any]) -> dict[str, float]:
-        if trainer.progress.update == update:
-            signal.raise_signal(signal.SIGINT)
-        return train_update(trainer, batches)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "train_update", interrupted)
-        patch.setattr(sys, "argv", ["tformer", *map(str, arguments(folder, data, teacher=teacher, **settings))])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert stop.value.code == 130
+) -> str:
+    """Train by the real command, in a process of its own, with Ctrl-C at an update; returns what it said."""
+    words = arguments(folder, data, teacher=teacher, **settings)
+    command = [sys.executable, "-c", INTERRUPTED, str(update), *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 130, done.stderr
     assert open_checkpoint(folder).header["training"]["update"] == update
+    return done.stderr
 
 
 @pytest.mark.parametrize("update", [7, 20, 63])
-def test_an_interrupt_at_any_update_leaves_no_trace(
-    data: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], update: int
-) -> None:
+def test_an_interrupt_at_any_update_leaves_no_trace(data: DataConfig, tmp_path: Path, update: int) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = {"updates": 70, "valid_every": 20, "average": 2}
     start(whole, data, **settings).run()
-    interrupt(broken, data, update, settings)
+    said = interrupt(broken, data, update, settings)
     resume(broken).run()
-    assert f"update {update} saved; go on with: tformer train --out {broken} --resume\n" in capsys.readouterr().err
+    assert f"update {update} saved; go on with: tformer train --out {broken} --resume\n" in said
     assert_same_weights(whole, broken)
     assert rows(broken, "valid_loss") == rows(whole, "valid_loss")
     assert snapshot(broken / "weights") == snapshot(whole / "weights")
