@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import fcntl
-import gc
 import hashlib
 import os
 from collections import Counter
@@ -89,15 +87,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(
         f"{sum(seconds.values()):.0f} s in {len(seconds)} files; more than {BUDGET} s: {', '.join(over) or 'none'}"
     )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def freed_memory_is_given_back() -> Iterator[None]:
-    """After each file: a process that has trained keeps it otherwise, see `keep_freed_memory`."""
-    yield
-    gc.collect()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
 
 
 def needs_vnni(variant: str) -> None:

@@ -80,11 +80,8 @@ def test_layers_are_eagers(name: str, tmp_path: Path) -> None:
     run = write_checkpoint(tmp_path / "run", small_config(**SSRU))
     bundle = open_bundle(export_unchecked(run, tmp_path / "bundle", ["fp32", "fp32-cpu"]))
     src_ids, lengths = random_sources(3, 7)
-    read = [
-        engine.layers(src_ids, lengths, random_sources(3, 9, seed=2)[0])
-        for engine in (make_engine("eager", bundle, run), make_engine(name, bundle))
-        if engine.__enter__()
-    ]
+    with make_engine("eager", bundle, run) as eager, make_engine(name, bundle) as engine:
+        read = [each.layers(src_ids, lengths, random_sources(3, 9, seed=2)[0]) for each in (eager, engine)]
     assert {"decoder.0.self_attention", "log_probs"} & {*read[1]} and {*read[1]} <= {*read[0]}
     for layer, values in read[1].items():
         np.testing.assert_allclose(values, read[0][layer], rtol=1e-4, atol=1e-4)
