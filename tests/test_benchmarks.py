@@ -84,3 +84,32 @@ def test_a_kit_that_holds_more_is_not_replaced(other: str, tmp_path: Path) -> No
     if "/" in other:
         (folder / other).parent.rmdir()
     kit_maker.require_replaceable(folder)
+
+
+@pytest.mark.long
+def test_a_search_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    search = import_module("benchmarks.search")
+    train = "--task copy --batch-tokens 300 --updates 20 --set model.d_model=16 --set model.d_ff=16 --set model.heads=2"
+    train += " --set train.valid_every=10 --set train.bleu_sentences=0 --set train.average=1"
+
+    def made(trials: int) -> list[str]:
+        arguments = ["--trials", str(trials), "--measure", "valid_loss", "--try", "train.lr=0.001..0.1"]
+        arguments += ["--try", "vocab-size=40,60"]
+        monkeypatch.setattr(sys, "argv", ["search", str(tmp_path), *arguments, "--", *train.split()])
+        search.main()
+        return capfd.readouterr().out.splitlines()
+
+    watched = search.watched
+    monkeypatch.setattr(search, "watched", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made(1)
+    monkeypatch.setattr(search, "watched", watched)
+    begun = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    lines = made(3)
+    assert len(begun) == 1 and len(lines) == 3 and any(line.endswith(f"  {begun[0]}") for line in lines)
+    losses = [float(line.split()[1]) for line in lines if line.startswith("valid_loss ")]
+    assert losses == sorted(losses) and made(3) == lines
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {line.split("  ")[1] for line in lines}
