@@ -26,7 +26,7 @@ from tformer_deploy.bundle.text import train_tokenizers
 from tformer_deploy.model import cpu_training
 from tformer_deploy.model.config import TrainConfig, preset
 from tformer_deploy.model.network import Transformer
-from tformer_deploy.train import loop
+from tformer_deploy.train import objective
 from tformer_deploy.train.data import BatchStream, DataConfig, load_data
 from tformer_deploy.train.loop import Trainer
 from tformer_deploy.train.losses import summed_loss
@@ -71,14 +71,14 @@ def compiled(trainer: Trainer) -> None:
 
 
 def by_pytorch(trainer: Trainer) -> None:
-    """Attention, dropout, bf16 and R-Drop's loss by PyTorch's own operators."""
+    """Attention, dropout, bf16 and loss by PyTorch's own operators."""
     train_update = trainer.train_update
 
     def update(batches: Iterator[Any]) -> dict[str, float]:
         with (
             patch.object(cpu_training, "usable", lambda x: False),
-            patch.object(loop, "bf16_matmuls", autocast),
-            patch.object(loop, "projected_loss", loss_of_logits),
+            patch.object(objective, "bf16_matmuls", autocast),
+            patch.object(objective, "projected_loss", loss_of_logits),
         ):
             return train_update(batches)
 

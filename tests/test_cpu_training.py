@@ -44,16 +44,19 @@ def test_dropout_keeps_as_many_and_the_mean(dropout: float) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_rdrop_of_some_positions_at_a_time(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rdrop", [0.0, 3.0])
+def test_the_loss_of_some_positions_at_a_time(rdrop: float, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projected, "ROWS", 6)
     torch.manual_seed(0)
     hidden, output = numbers(4, 5, 6), nn.Linear(6, 11, bias).double()
     targets = torch.randint(1, 11, (2, 5)).repeat(2, 1)
     targets[0::2, 3:] = 0
     inputs = (hidden, *output.parameters())
-    found = projected.projected_loss(hidden, output, targets, 0, 0.1, 3.0)
-    expected = summed_loss(output(hidden), targets, 0, 0.1, 3.0)
+    found = projected.projected_loss(hidden, output, targets, 0, 0.1, rdrop)
+    expected = summed_loss(output(hidden), targets, 0, 0.1, rdrop)
     torch.testing.assert_close(found, expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(projected.projected_loss(hidden, output, targets, 0, 0.1, rdrop), expected)
     for own, theirs in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(own, theirs)
 

@@ -41,7 +41,7 @@ def batch_loss(
     inputs = tensors_of(batch, device)
     teacher = how.teacher if how.teacher and how.teacher.weight else None
     seen: Layers | None = None if how.links is None else {}
-    in_one = how.rdrop and not teacher and device.type == "cpu" and settings.quantize == "none"
+    in_one = not teacher and device.type == "cpu" and settings.quantize == "none"
     with bf16_matmuls(device, settings.precision == "bf16"):
         made = forward(*inputs[:3], project=not in_one, seen=seen)
         if in_one:
