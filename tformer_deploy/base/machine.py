@@ -26,10 +26,13 @@ def available_bytes(root: Path = SYSTEM) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks: handing each one back to the kernel halves the speed of CPU training."""
+    """Tell glibc to keep freed blocks of up to 64 MiB: handing each one back to the kernel slows down CPU training.
+
+    Larger ones would leave holes in the heap that only they fit, gigabytes of them.
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         m_trim_threshold, m_mmap_threshold = -1, -3
-        libc.mallopt(m_mmap_threshold, GIB)
+        libc.mallopt(m_mmap_threshold, 64 << 20)
         libc.mallopt(m_trim_threshold, 2 * GIB - 1)
 
 
