@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..base.errors import ArtifactError, Interrupted
 from ..base.files import sha256, write_json
 from ..base.headers import digest, verify
-from ..base.machine import keep_freed_memory
+from ..base.machine import give_back_freed_memory, keep_freed_memory
 from ..base.notes import note
 from ..base.stopping import StopFlag, stop_signals
 from ..bundle.text import Tokenizers
@@ -224,6 +224,7 @@ class Trainer:
         """Validate this update and save its weights; a signal meanwhile cancels both."""
         if self.agree(bool(self.validate(self.settings.bleu_sentences))):
             self.save()
+        give_back_freed_memory()
 
     def validate(self, sentences: int, beams: int = 1, **notes: Any) -> dict[str, Any]:
         """Loss per token (without smoothing), and BLEU, chrF and exact matches of decoded text.
