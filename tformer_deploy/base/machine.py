@@ -37,7 +37,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Hand back to the system what `keep_freed_memory` keeps. The holes between blocks add up to gigabytes in a long run."""
+    """Give the system what `keep_freed_memory` keeps: holes between blocks add up to gigabytes in a long run."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
