@@ -631,7 +631,8 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"tformer-native is of version 9\.9\.9, this is .*: pip install", failed_line(run_here(*command)))
     monkeypatch.delitem(sys.modules, "tformer_deploy.engines.native", raising=False)
     monkeypatch.setitem(sys.modules, "tformer_native", None)
-    expected = "tformer-native is not installed: pip install tformer-native, or make native in a checkout"
+    way = "install the wheel that was released with this tformer, or make native in a checkout"
+    expected = f"tformer-native is not installed: {way}"
     assert failed_line(run_here(*command)) == f"error: {expected}"
     older = types.ModuleType("tformer_native")  # an old version has no `State`
     monkeypatch.setitem(sys.modules, "tformer_native", older)

@@ -51,6 +51,26 @@ void stream(const tformer::Model& model, const std::string& line) {
   require(translator.stream(line, write).text == text, "a stream after an exception is another");
 }
 
+/// The same of what gets each step, also after a move.
+void steps(const tformer::Model& model, const std::string& line) {
+  struct Own {};
+  tformer::Translator first(model);
+  const std::string expected = first.translate({line})[0][0].text;
+  std::size_t seen = 0;
+  first.on_step([&seen](const std::vector<tformer_candidate>& candidates) { return (seen += candidates.size()) > 0; });
+  tformer::Translator translator(std::move(first));
+  const tformer::Output output = translator.translate({line})[0][0];
+  require(output.text == expected && seen == output.ids.size() + 1, "not each step is seen");
+  translator.on_step([](const std::vector<tformer_candidate>&) -> bool { throw Own(); });
+  require(throws<Own>([&] { translator.translate({line}); }), "no throw of a step");
+  require(throws<Own>([&] { translator.generate({model.source_ids(line)}); }), "no throw of a step of ids");
+  require(throws<Own>([&] { translator.stream(line, [](const std::string&) { return true; }); }), "no throw in a stream");
+  translator.on_step([](const std::vector<tformer_candidate>&) { return false; });
+  require(throws<tformer::Failure>([&] { translator.translate({line}); }), "a step does not stop the call");
+  translator.on_step(nullptr);
+  require(translator.translate({line})[0][0].text == expected, "a call after an exception is another");
+}
+
 std::string content_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -163,6 +183,7 @@ int main(int count, char** arguments) try {
   std::cout << text << '\n';
   serve(model, arguments[2], text);
   stream(model, arguments[2]);
+  steps(model, arguments[2]);
   zero_bytes(model, arguments[1]);
   files(arguments[1], arguments[2], text);
   logs(arguments[1]);

@@ -91,7 +91,7 @@ EXTRAS = {
 """Extra of pyproject.toml → the modules that it installs. A module in several extras is reported by the first."""
 
 
-NATIVE = "pip install tformer-native, or make native in a checkout"
+NATIVE = "install the wheel that was released with this tformer, or make native in a checkout"
 """How to install the C++ runtime's Python package."""
 
 

@@ -62,7 +62,7 @@ def load_runtime() -> None:
     if native_version != __version__:
         raise MissingExtra(
             f"tformer-native is of version {native_version}, this is {__version__}: "
-            f"pip install tformer-native=={__version__}, or make native in a checkout"
+            f"install the wheel of {__version__}, or make native in a checkout"
         )
 
 

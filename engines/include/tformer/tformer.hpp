@@ -131,6 +131,22 @@ class Translator {
     translator_.reset(translator);
   }
 
+  /// `call` gets the candidates of each step of later calls; empty: no longer. Returning false stops the call; so does an
+  /// exception, which that call rethrows.
+  void on_step(std::function<bool(const std::vector<tformer_candidate>&)> call) {
+    steps_ = std::make_unique<Steps>(Steps{std::move(call), nullptr});
+    const auto step = [](void* it, const tformer_candidate* candidates, std::size_t count) {
+      auto& own = *static_cast<Steps*>(it);
+      try {
+        return own.call({candidates, candidates + count}) ? 0 : 1;
+      } catch (...) {
+        own.thrown = std::current_exception();
+        return 1;
+      }
+    };
+    tformer_on_step(translator_.get(), steps_->call ? +step : nullptr, steps_.get());
+  }
+
   /// Throws the error of the first bad line.
   Outputs translate(const std::vector<std::string>& lines, const std::vector<std::string>& prefixes = {},
                     std::uint64_t first = 0) {
@@ -149,6 +165,7 @@ class Translator {
     const tformer_status status =
         tformer_translate(translator_.get(), from.data(), begin, from.size(), first, &results);
     const detail::Owned<tformer_results> freed(results);
+    rethrow();
     found = detail::outputs(results);
     return status;
   }
@@ -168,6 +185,7 @@ class Translator {
     tformer_results* results = nullptr;
     const tformer_status status = tformer_generate(translator_.get(), ids.data(), ids.size(), first, &results);
     const detail::Owned<tformer_results> freed(results);
+    rethrow();
     found = detail::outputs(results);
     return status;
   }
@@ -195,6 +213,7 @@ class Translator {
         tformer_stream(translator_.get(), detail::text(line), detail::text(prefix), number, call, &user, &results);
     const detail::Owned<tformer_results> freed(results);
     if (user.thrown) std::rethrow_exception(user.thrown);
+    rethrow();
     check(status);
     return detail::outputs(results)[0][0];
   }
@@ -239,7 +258,16 @@ class Translator {
   tformer_translator* get() const { return translator_.get(); }
 
  private:
+  struct Steps {
+    std::function<bool(const std::vector<tformer_candidate>&)> call;
+    std::exception_ptr thrown;
+  };
+  std::unique_ptr<Steps> steps_;  // in one place, also where the translator is moved
   detail::Owned<tformer_translator> translator_;
+
+  void rethrow() {
+    if (steps_ && steps_->thrown) std::rethrow_exception(std::exchange(steps_->thrown, nullptr));
+  }
 };
 
 /// A line that has ended.

@@ -15,7 +15,7 @@ model uses them, and weights of the CPU engine are copied unless they begin at a
 __version__: str
 
 class Error(Exception):
-    """Message, status (`Status` of engines/src/errors.hpp) and number of the request."""
+    """`args`: message, status (`Status` of engines/src/errors.hpp) and number of the request; as text the message."""
 
 class Outputs:
     """The only outputs that may come."""

@@ -21,7 +21,8 @@
 namespace tformer {
 namespace {
 
-Error unmapped(const std::filesystem::path& path) {
+Error unmapped(const std::filesystem::path& path, bool full) {
+  if (full) return Error(Status::no_memory, "no memory to map " + path.string() + ": free some");
   return Error(Status::bundle, path.string() + " cannot be mapped into memory: copy it again");
 }
 
@@ -40,9 +41,10 @@ Content mapped(const std::filesystem::path& path) {
     found = ::MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
     ::CloseHandle(mapping);
   }
+  const bool full = ::GetLastError() == ERROR_NOT_ENOUGH_MEMORY;
   ::CloseHandle(file);
   if (empty) return {};
-  if (!found) throw unmapped(path);
+  if (!found) throw unmapped(path, full);
   const auto bytes = static_cast<std::size_t>(size.QuadPart);
   return {found, bytes, std::shared_ptr<const void>(found, [](const void* it) { ::UnmapViewOfFile(it); })};
 }
@@ -58,8 +60,9 @@ Content mapped(const std::filesystem::path& path) {
     const auto size = static_cast<std::size_t>(about.st_size);
     found = size ? ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0) : nullptr;
   }
+  const bool full = errno == ENOMEM;
   ::close(file);
-  if (found == MAP_FAILED) throw unmapped(path);
+  if (found == MAP_FAILED) throw unmapped(path, full);
   if (!found) return {};
   const auto size = static_cast<std::size_t>(about.st_size);
   return {found, size, std::shared_ptr<const void>(found, [size](void* it) { ::munmap(it, size); })};
