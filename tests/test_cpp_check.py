@@ -311,4 +311,4 @@ def test_other_versions_and_benchmarks_are_refused(bundle: Path, monkeypatch: py
     )
     monkeypatch.setattr("tformer_deploy.engines.native.native_version", "9.9.9")
     line = failed_line(run_here("check", bundle, "--backend", "cpp"))
-    assert re.search(r"tformer-native is of version 9\.9\.9, this is \d.*: pip install", line)
+    assert re.search(r"tformer-native is of version 9\.9\.9, this is \d.*: install the wheel", line)

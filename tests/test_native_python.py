@@ -628,7 +628,8 @@ def test_a_batch_of_nothing_is_refused(engine: Engine) -> None:
 def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("translate", BUNDLE, "--backend", "native")
     monkeypatch.setattr("tformer_deploy.engines.native.native_version", "9.9.9")
-    assert re.search(r"tformer-native is of version 9\.9\.9, this is .*: pip install", failed_line(run_here(*command)))
+    line = failed_line(run_here(*command))
+    assert re.search(r"tformer-native is of version 9\.9\.9, this is .*: install the wheel", line)
     monkeypatch.delitem(sys.modules, "tformer_deploy.engines.native", raising=False)
     monkeypatch.setitem(sys.modules, "tformer_native", None)
     way = "install the wheel that was released with this tformer, or make native in a checkout"
