@@ -50,7 +50,8 @@ def main() -> None:
         study.optimize(lambda trial: measured(trial, options.out, space, options.measure, options.train), n_trials=1)
     sign = -1 if MEASURES[options.measure] == "maximize" else 1
     for trial in sorted(ended(study), key=lambda trial: (trial.state, sign * (trial.value or 0.0))):
-        print(f"{options.measure} {trial.value:.4g}" if trial.value else "stopped", trial.user_attrs["run"], sep="  ")
+        found = f"{options.measure} {trial.value:.4g}" if trial.state == TrialState.COMPLETE else "stopped"
+        print(found, trial.user_attrs["run"], sep="  ")
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:
