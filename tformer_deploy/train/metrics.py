@@ -22,7 +22,7 @@ from ..base.pages.fonts import no_fonts_at_home
 
 def corpus_bleu(made: Sequence[str], reference: Sequence[str], lowercase: bool = False) -> float:
     """BLEU of sacrebleu with its default tokenization (13a), 0 to 100; 0 where no line has four words."""
-    return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase).score)
+    return float(sacrebleu.corpus_bleu(list(made), [list(reference)], lowercase=lowercase, force=True).score)
 
 
 def tokenized_bleu(made: Sequence[str], reference: Sequence[str]) -> float:
