@@ -213,12 +213,12 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
 def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     lines = """
-import ctypes
+import ctypes, mmap
 from tformer_deploy.base.machine import give_back_freed_memory, keep_freed_memory
 libc, size = ctypes.CDLL(None), 32 << 20
 libc.malloc.restype, libc.memset.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
-resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 / size
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * mmap.PAGESIZE / size
 keep_freed_memory()
 blocks = [libc.malloc(size) for _ in range(4)]
 for block in blocks: libc.memset(block, 1, size)

@@ -96,7 +96,7 @@ def refusal(files: Any, **options: Any) -> Any:
     """The error for a bundle."""
     with pytest.raises(native.Error) as refused:
         native.Model(files, "native-int8", 1, **options)
-    assert "\n" not in refused.value.args[0]
+    assert "\n" not in refused.value.args[0] and str(refused.value) == refused.value.args[0]
     return refused.value.args
 
 

@@ -61,6 +61,12 @@ void steps(const tformer::Model& model, const std::string& line) {
   tformer::Translator translator(std::move(first));
   const tformer::Output output = translator.translate({line})[0][0];
   require(output.text == expected && seen == output.ids.size() + 1, "not each step is seen");
+  std::size_t once = 0;
+  translator.on_step([&](const std::vector<tformer_candidate>&) {
+    translator.on_step(nullptr);
+    return ++once > 0;
+  });
+  require(translator.translate({line})[0][0].text == expected && once == 1, "a step does not end its own calls");
   translator.on_step([](const std::vector<tformer_candidate>&) -> bool { throw Own(); });
   require(throws<Own>([&] { translator.translate({line}); }), "no throw of a step");
   require(throws<Own>([&] { translator.generate({model.source_ids(line)}); }), "no throw of a step of ids");

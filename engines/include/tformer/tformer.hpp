@@ -33,6 +33,9 @@ struct Output {
   bool finished = true;                 ///< ended by itself; false: a limit cut it off
 };
 
+/// What gets the candidates of a step.
+using Steps = std::function<bool(const std::vector<tformer_candidate>&)>;
+
 /// The outputs of each line, best first.
 using Outputs = std::vector<std::vector<Output>>;
 
@@ -131,20 +134,22 @@ class Translator {
     translator_.reset(translator);
   }
 
-  /// `call` gets the candidates of each step of later calls; empty: no longer. Returning false stops the call; so does an
-  /// exception, which that call rethrows.
-  void on_step(std::function<bool(const std::vector<tformer_candidate>&)> call) {
-    steps_ = std::make_unique<Steps>(Steps{std::move(call), nullptr});
+  /// `call` gets the candidates of each step, until it is replaced, which it may do itself; empty: none does. Returning
+  /// false stops the running call; so does an exception, which that call rethrows.
+  void on_step(Steps call) {
+    if (!stepped_) stepped_ = std::make_unique<Stepped>();
+    stepped_->call = call ? std::make_shared<const Steps>(std::move(call)) : nullptr;
     const auto step = [](void* it, const tformer_candidate* candidates, std::size_t count) {
-      auto& own = *static_cast<Steps*>(it);
+      auto& own = *static_cast<Stepped*>(it);
+      const auto running = own.call;  // it may replace itself
       try {
-        return own.call({candidates, candidates + count}) ? 0 : 1;
+        return !running || (*running)({candidates, candidates + count}) ? 0 : 1;
       } catch (...) {
         own.thrown = std::current_exception();
         return 1;
       }
     };
-    tformer_on_step(translator_.get(), steps_->call ? +step : nullptr, steps_.get());
+    tformer_on_step(translator_.get(), stepped_->call ? +step : nullptr, stepped_.get());
   }
 
   /// Throws the error of the first bad line.
@@ -258,15 +263,15 @@ class Translator {
   tformer_translator* get() const { return translator_.get(); }
 
  private:
-  struct Steps {
-    std::function<bool(const std::vector<tformer_candidate>&)> call;
+  struct Stepped {
+    std::shared_ptr<const Steps> call;
     std::exception_ptr thrown;
   };
-  std::unique_ptr<Steps> steps_;  // in one place, also where the translator is moved
+  std::unique_ptr<Stepped> stepped_;  // in one place, also where the translator is moved
   detail::Owned<tformer_translator> translator_;
 
   void rethrow() {
-    if (steps_ && steps_->thrown) std::rethrow_exception(std::exchange(steps_->thrown, nullptr));
+    if (stepped_ && stepped_->thrown) std::rethrow_exception(std::exchange(stepped_->thrown, nullptr));
   }
 };
 

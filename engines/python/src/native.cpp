@@ -336,8 +336,12 @@ NB_MODULE(_native, module) {
   module.attr("__version__") = TFORMER_VERSION;
   nb::object error = nb::steal(PyErr_NewException("tformer_native.Error", PyExc_Exception, nullptr));
   module.attr("Error") = error;
-  error.attr("__str__") = nb::cpp_function([](nb::handle self) { return nb::str(nb::handle(self.attr("args")[0])); },
-                                           nb::is_method());
+  error.attr("__str__") = nb::cpp_function(
+      [](nb::handle self) {
+        const nb::tuple values(self.attr("args"));
+        return values.size() ? nb::str(values[0]) : nb::str("");
+      },
+      nb::is_method());
   nb::register_exception_translator(translate, error.release().ptr());  // the module lives as long as the process
   nb::class_<tformer::Trie>(module, "Outputs").def(nb::init<const Lists&>(), "outputs"_a);
   nb::class_<Decode>(module, "State")
