@@ -1,4 +1,5 @@
 // What tformer.hpp does, in a program that is linked statically: header BUNDLE LINE.
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -160,7 +161,7 @@ bool take(const tformer::Model& model, const std::string& line, const std::strin
   const bool ended = allocations < 0;
   allocations = -1;
   for (tformer::Served& it : serving.take()) all.push_back(std::move(it));
-  std::vector<bool> taken(lines);
+  std::array<bool, lines> taken{};
   for (const tformer::Served& it : all) {
     require(!taken.at(it.number), "a line is taken twice");
     taken[it.number] = true;
