@@ -51,12 +51,29 @@ struct Least {
   double bytes = 0, products = 0;
 };
 
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::embed: return "embed";
+    case Op::norm: return "norm";
+    case Op::round: return "round";
+    case Op::matmul: return "matmul";
+    case Op::activate: return "activate";
+    case Op::add: return "add";
+    case Op::multiply: return "multiply";
+    case Op::self: return "self-attention";
+    case Op::recur: return "recurrence";
+    case Op::cross: return "cross-attention";
+    case Op::keep: return "keep";
+    case Op::output: return "output";
+    case Op::give: return "give";
+  }
+  throw std::logic_error("an operation without a name");
+}
+
 Least least_of(const Run::Stage& stage, const Sizes& sizes, const CacheSizes& caches) {
   const Instruction& it = *stage.it;
-  static const char* const names[] = {"embed", "norm", "round", "matmul", "activate", "add",
-                                      "multiply", "self-attention", "cross-attention", "keep", "output"};
   static const char* const kinds[] = {"fp32", "bf16", "int8", "int4"};
-  Least least{names[static_cast<int>(it.op)], 0, 0};
+  Least least{name_of(it.op), 0, 0};
   const double rows = sizes.batch * (sizes.encoder > 0 ? sizes.source : sizes.beams);
   const auto width = static_cast<double>(it.heads * it.size), cached = static_cast<double>(caches.bytes(1));
   if (stage.part != Run::Stage::whole) {
