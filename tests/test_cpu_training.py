@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tformer_deploy.model import cpu_training
 from tformer_deploy.train import projected
-from tformer_deploy.train.bf16 import bf16_matmuls
+from tformer_deploy.train.bf16 import bf16_matmuls, linear
 from tformer_deploy.train.losses import summed_loss
 
 
@@ -72,3 +72,16 @@ def test_bf16_rounds_what_linear_layers_multiply() -> None:
     exact, rounded = (torch.autograd.grad(y.square().sum(), inputs) for y in (layer(x), found))
     for one, other in zip(exact, rounded, strict=True):
         torch.testing.assert_close(one, other, atol=0.03 * one.abs().max().item(), rtol=0.02)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_bf16_factors_of_any_sizes(transposed: bool) -> None:
+    """What is added to them changes nothing."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(130, 70), torch.randn(3, 70)
+    x = x.t().contiguous().t() if transposed else x
+    found = linear(x, weight)
+    assert found.shape == (130, 3)
+    torch.testing.assert_close(
+        found, (x.bfloat16().float() @ weight.bfloat16().float().t()).bfloat16().float(), rtol=0.01, atol=0.05
+    )

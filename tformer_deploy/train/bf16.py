@@ -15,7 +15,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-
 MULTIPLE = 64
 """Of which the sizes of factors are made multiples."""
 
