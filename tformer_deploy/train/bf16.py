@@ -63,7 +63,7 @@ class _Linear(torch.autograd.Function):
 def _rounded(x: Tensor) -> Tensor:
     """In bfloat16, with zeros up to a multiple of 64 rows and columns.
 
-    oneDNN compiles a kernel for each new shape, in 1 to 9 ms. Batches have thousands of different numbers of rows.
+    oneDNN compiles a kernel for each new shape, which takes longer than the product. Batches differ in their rows.
     """
     if x.stride(0) < x.stride(1):
         return _rounded(x.t()).t()
