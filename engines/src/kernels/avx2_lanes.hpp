@@ -253,7 +253,7 @@ struct Avx2Lanes : Avx2Base {
   struct Quad {
     __m256i even, odd;
   };
-  static constexpr int rows = 4, panels = 1, one_row_chains = 1;
+  static constexpr int rows = 4, panels = 1, lines = 1, one_row_chains = 1;
   static constexpr int int4_rows = 4, int4_panels = 1, one_row_int4_panels = 1;
 
   static TFORMER_INLINE Weights weights(const void* p) {
@@ -312,7 +312,7 @@ struct AvxVnniLanes : Avx2Base {
     __m256i a, b;
   };
   using Quad = __m256i;
-  static constexpr int rows = 4, panels = 1, one_row_chains = 2;
+  static constexpr int rows = 4, panels = 1, lines = 1, one_row_chains = 2;
   static constexpr int int4_rows = 4, int4_panels = 1, one_row_int4_panels = 1;
 
   static TFORMER_INLINE Weights weights(const void* p) { return {bytes32(p), bytes32(static_cast<const char*>(p) + 32)}; }

@@ -22,9 +22,9 @@ struct Avx512Lanes {
     __m512i v;
   };
   using Quad = __m512i;
-  static constexpr int rows = 8, panels = 2, one_row_chains = 4;
+  static constexpr int rows = 8, panels = 3, lines = 4, one_row_chains = 4;
   static constexpr int float_rows = 8, float_panels = 2, one_row_panels = 8;
-  static constexpr int int4_rows = 6, int4_panels = 2, one_row_int4_panels = 2;
+  static constexpr int int4_rows = 8, int4_panels = 3, one_row_int4_panels = 2;
   static constexpr int columns = 4, queries = 4, key_blocks = 2, few_queries = 2, few_blocks = 2;
 
   static TFORMER_INLINE __mmask16 until(std::int64_t n) { return static_cast<__mmask16>((1U << n) - 1U); }
@@ -158,8 +158,12 @@ struct Avx512Lanes {
   static TFORMER_INLINE Nibbles high(const void* p) {
     return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
   }
-  static TFORMER_INLINE I dot(I sum, Quad x, Weights w) { return _mm512_dpbusd_epi32(sum, x, w); }
-  static TFORMER_INLINE I dot(I sum, Quad x, Nibbles w) { return _mm512_dpbusd_epi32(sum, w.v, x); }
+  static TFORMER_INLINE I dot(I sum, Quad x, Weights w) {
+    // As an intrinsic, GCC 12 copies sums to other registers and back.
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    return sum;
+  }
+  static TFORMER_INLINE I dot(I sum, Quad x, Nibbles w) { return dot(sum, w.v, x); }
   /// Of 8 inputs: one sum, or two, which are added later.
   static TFORMER_INLINE void dots(I& a, I& b, Quad x, Nibbles w, Quad y, Nibbles v) {
     a = dot(a, x, w);

@@ -28,7 +28,7 @@ struct PortableLanes {
     std::uint8_t v[4];
   };
   // How much is worked on at once, see product.hpp and attention.hpp.
-  static constexpr int rows = 2, panels = 1, one_row_chains = 1;
+  static constexpr int rows = 2, panels = 1, lines = 1, one_row_chains = 1;
   static constexpr int float_rows = 2, float_panels = 1, one_row_panels = 1;
   static constexpr int int4_rows = 2, int4_panels = 1, one_row_int4_panels = 1;
   static constexpr int columns = 1, queries = 1, key_blocks = 1, few_queries = 1, few_blocks = 1;

@@ -6,8 +6,31 @@
 namespace tformer::kernels {
 namespace {
 
-/// Prefetch distance of weights in bytes.
+/// Prefetch distance of weights in bytes, where one block has all rows.
 constexpr std::int64_t ahead = 4096;
+
+/// The weights to prefetch while a block of rows is multiplied by some panels. If it has all rows of the piece, they are
+/// those that come `ahead`. Else only the first block would read from memory, and the memory would idle during the
+/// others: so each fetches its share of the next panels.
+struct PanelFetch {
+  const char* at;            // of the first panel's next line
+  std::int64_t apart, step;  // bytes between panels, and between lines
+
+  /// w: weights of the panels; bytes: of one of them; most_rows: of a block.
+  TFORMER_INLINE PanelFetch(const Piece& piece, std::int64_t row, std::int64_t most_rows, std::int64_t panel,
+                            std::int64_t panels, const char* w, std::int64_t bytes)
+      : at(w + ahead), apart(bytes), step(line) {
+    const std::int64_t count = (piece.rows + most_rows - 1) / most_rows;
+    if (count == 1) return;
+    const bool last = panel + panels >= piece.panel + piece.panels;  // then nothing is left to fetch
+    at = w + (last ? 0 : panels * bytes) + (row - piece.row) / most_rows * (panels * bytes / count);
+    apart = bytes / count;
+    step = (line + count - 1) / count;
+  }
+
+ private:
+  static constexpr std::int64_t line = 64;
+};
 
 template <int n>
 struct Count {
@@ -124,16 +147,17 @@ void product_floats(const Product& product, const Piece& piece) {
     constexpr int R = decltype(rows)::value, P = decltype(panels)::value;
     const float* x = product.x.floats + row * product.x.ld;
     const char* w = static_cast<const char*>(m.weights) + panel * panel_bytes;
+    PanelFetch fetch(piece, row, V::float_rows, panel, P, w, panel_bytes);
     typename V::F sums[R][P];
     TFORMER_UNROLL for (int r = 0; r < R; ++r) {
       TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = V::set(0.0F);
     }
     std::int64_t k = 0;
-    for (; k + step <= inputs; k += step, w += line) {
+    for (; k + step <= inputs; k += step, w += line, fetch.at += fetch.step) {
       typename V::F even[P], odd[P];
       TFORMER_UNROLL for (int p = 0; p < P; ++p) {
         const char* at = w + p * panel_bytes;
-        V::prefetch(at + ahead);
+        V::prefetch(fetch.at + p * fetch.apart);
         even[p] = wide ? V::load(reinterpret_cast<const float*>(at)) : V::even(at);
         if (!wide) odd[p] = V::odd(at);
       }
@@ -174,24 +198,26 @@ void product_int8(const Product& product, const Piece& piece) {
   // Several sums per output, as each addition waits for the one before it; integers may be added in any order.
   const auto block = [&](auto chains, std::int64_t row, auto rows, std::int64_t panel, auto panels) TFORMER_LAMBDA {
     constexpr int C = decltype(chains)::value, R = decltype(rows)::value, P = decltype(panels)::value;
+    constexpr int together = C > V::lines ? C : V::lines;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
+    PanelFetch fetch(piece, row, V::rows, panel, P, w, bytes);
     const std::uint8_t* from = x + row * ld;
     typename V::I sums[C][R][P];
     TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
     for (std::int64_t k = 0; k < bytes; k += 16 * 64) {
       typename V::Inputs inputs[R];
       TFORMER_UNROLL for (int r = 0; r < R; ++r) V::widen_inputs(from + r * ld + k / lanes, inputs[r]);
-      for (int j = 0; j < 16; j += C) {
-        TFORMER_UNROLL for (int c = 0; c < C; ++c) {
+      for (int j = 0; j < 16; j += together) {
+        TFORMER_UNROLL for (int c = 0; c < together; ++c) {
           typename V::Weights line[P];
           TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-            const char* at = w + p * bytes + k + (j + c) * 64;
-            V::prefetch(at + ahead);
-            line[p] = V::weights(at);
+            V::prefetch(fetch.at + p * fetch.apart);
+            line[p] = V::weights(w + p * bytes + k + (j + c) * 64);
           }
+          fetch.at += fetch.step;
           TFORMER_UNROLL for (int r = 0; r < R; ++r) {
             const auto quad = V::quad(inputs[r], j + c);
-            TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c][r][p] = V::dot(sums[c][r][p], quad, line[p]);
+            TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c % C][r][p] = V::dot(sums[c % C][r][p], quad, line[p]);
           }
         }
       }
@@ -227,16 +253,20 @@ void product_int4(const Product& product, const Piece& piece) {
   const auto block = [&](std::int64_t row, auto rows, std::int64_t panel, auto panels) TFORMER_LAMBDA {
     constexpr int R = decltype(rows)::value, P = decltype(panels)::value, C = R == 1 ? 2 : 1;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
+    PanelFetch fetch(piece, row, V::int4_rows, panel, P, w, bytes);
     typename V::F y[R][P];
     TFORMER_UNROLL for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
     for (std::int64_t g = 0; g < groups; ++g) {
-      typename V::I sums[C][R][P];
-      TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
-      for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8) {
+      typename V::I sums[C][R][P];  // those of weights less 8
+      TFORMER_UNROLL for (int r = 0; r < R; ++r) {
+        const typename V::I eights = V::set_int(-8 * product.x.sums[(row + r) * groups + g]);
+        TFORMER_UNROLL for (int i = 0; i < C * P; ++i) sums[i / P][r][i % P] = i < P ? eights : V::set_int(0);
+      }
+      for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8, fetch.at += fetch.step) {
         typename V::Nibbles low[P], high[P];
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
           const char* at = w + p * bytes + k * 8;
-          V::prefetch(at + ahead);
+          V::prefetch(fetch.at + p * fetch.apart);
           low[p] = V::low(at);
           high[p] = V::high(at);
         }
@@ -249,13 +279,11 @@ void product_int4(const Product& product, const Piece& piece) {
         }
       }
       TFORMER_UNROLL for (int r = 0; r < R; ++r) {
-        const std::int64_t i = (row + r) * groups + g;
-        const typename V::I eights = V::set_int(8 * product.x.sums[i]);
+        const typename V::F scale = V::set(product.x.scales[(row + r) * groups + g]);
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-          const typename V::I both = C == 1 ? sums[0][r][p] : V::add_ints(sums[0][r][p], sums[C - 1][r][p]);
-          const typename V::I sum = V::sub_ints(both, eights);
+          const typename V::I sum = C == 1 ? sums[0][r][p] : V::add_ints(sums[0][r][p], sums[C - 1][r][p]);
           const typename V::F scales = V::load(m.scales + ((panel + p) * groups + g) * lanes);
-          y[r][p] = V::fma(V::floats(sum), V::mul(V::set(product.x.scales[i]), scales), y[r][p]);
+          y[r][p] = V::fma(V::floats(sum), V::mul(scale, scales), y[r][p]);
         }
       }
     }
