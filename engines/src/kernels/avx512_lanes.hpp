@@ -22,7 +22,7 @@ struct Avx512Lanes {
     __m512i v;
   };
   using Quad = __m512i;
-  static constexpr int rows = 8, panels = 3, lines = 4, one_row_chains = 4;
+  static constexpr int rows = 8, panels = 2, lines = 4, one_row_chains = 4;
   static constexpr int float_rows = 8, float_panels = 2, one_row_panels = 8;
   static constexpr int int4_rows = 8, int4_panels = 3, one_row_int4_panels = 2;
   static constexpr int columns = 4, queries = 4, key_blocks = 2, few_queries = 2, few_blocks = 2;

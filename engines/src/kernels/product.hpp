@@ -12,24 +12,29 @@ constexpr std::int64_t ahead = 4096;
 /// The weights to prefetch while a block of rows is multiplied by some panels. If it has all rows of the piece, they are
 /// those that come `ahead`. Else only the first block would read from memory, and the memory would idle during the
 /// others: so each fetches its share of the next panels.
-struct PanelFetch {
-  const char* at;            // of the first panel's next line
-  std::int64_t apart, step;  // bytes between panels, and between lines
+template <int most_rows>
+class PanelFetch {
+ public:
+  std::int64_t step, apart;  // bytes between lines, and between panels
 
-  /// w: weights of the panels; bytes: of one of them; most_rows: of a block.
-  TFORMER_INLINE PanelFetch(const Piece& piece, std::int64_t row, std::int64_t most_rows, std::int64_t panel,
-                            std::int64_t panels, const char* w, std::int64_t bytes)
-      : at(w + ahead), apart(bytes), step(line) {
-    const std::int64_t count = (piece.rows + most_rows - 1) / most_rows;
-    if (count == 1) return;
-    const bool last = panel + panels >= piece.panel + piece.panels;  // then nothing is left to fetch
-    at = w + (last ? 0 : panels * bytes) + (row - piece.row) / most_rows * (panels * bytes / count);
-    apart = bytes / count;
-    step = (line + count - 1) / count;
+  /// bytes: of a panel.
+  PanelFetch(const Piece& piece, std::int64_t bytes)
+      : row_(piece.row), last_(piece.panel + piece.panels), bytes_(bytes), shared_(piece.rows > most_rows) {
+    constexpr std::int64_t line = 64;
+    step = shared_ ? line / ((piece.rows + most_rows - 1) / most_rows) : line;  // a division is as slow as a small block
+    apart = bytes / line * step;
+  }
+
+  /// Where a block at `row` begins, w: the weights of its panels.
+  TFORMER_INLINE const char* start(std::int64_t row, std::int64_t panel, std::int64_t panels, const char* w) const {
+    if (!shared_) return w + ahead;
+    const char* next = panel + panels < last_ ? w + panels * bytes_ : w;  // behind the last there is nothing to fetch
+    return next + (row - row_) / most_rows * panels * apart;
   }
 
  private:
-  static constexpr std::int64_t line = 64;
+  std::int64_t row_, last_, bytes_;
+  bool shared_;
 };
 
 template <int n>
@@ -143,21 +148,22 @@ void product_floats(const Product& product, const Piece& piece) {
   const Matrix& m = product.matrix;
   const std::int64_t inputs = m.inputs, line = 64, panel_bytes = padded(inputs, step) / step * line;
   const Columns<V> finish(product);
+  const PanelFetch<V::float_rows> fetch(piece, panel_bytes);
   const auto block = [&](std::int64_t row, auto rows, std::int64_t panel, auto panels) TFORMER_LAMBDA {
     constexpr int R = decltype(rows)::value, P = decltype(panels)::value;
     const float* x = product.x.floats + row * product.x.ld;
     const char* w = static_cast<const char*>(m.weights) + panel * panel_bytes;
-    PanelFetch fetch(piece, row, V::float_rows, panel, P, w, panel_bytes);
+    const char* next = fetch.start(row, panel, P, w);
     typename V::F sums[R][P];
     TFORMER_UNROLL for (int r = 0; r < R; ++r) {
       TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = V::set(0.0F);
     }
     std::int64_t k = 0;
-    for (; k + step <= inputs; k += step, w += line, fetch.at += fetch.step) {
+    for (; k + step <= inputs; k += step, w += line, next += fetch.step) {
       typename V::F even[P], odd[P];
       TFORMER_UNROLL for (int p = 0; p < P; ++p) {
         const char* at = w + p * panel_bytes;
-        V::prefetch(fetch.at + p * fetch.apart);
+        V::prefetch(next + p * fetch.apart);
         even[p] = wide ? V::load(reinterpret_cast<const float*>(at)) : V::even(at);
         if (!wide) odd[p] = V::odd(at);
       }
@@ -193,6 +199,7 @@ void product_int8(const Product& product, const Piece& piece) {
   const Matrix& m = product.matrix;
   const std::int64_t bytes = padded(m.inputs, 64) * lanes;
   const Columns<V> finish(product);
+  const PanelFetch<V::rows> fetch(piece, bytes);
   const auto* x = static_cast<const std::uint8_t*>(product.x.integers);
   const std::int64_t ld = product.x.ld;
   // Several sums per output, as each addition waits for the one before it; integers may be added in any order.
@@ -200,7 +207,7 @@ void product_int8(const Product& product, const Piece& piece) {
     constexpr int C = decltype(chains)::value, R = decltype(rows)::value, P = decltype(panels)::value;
     constexpr int together = C > V::lines ? C : V::lines;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
-    PanelFetch fetch(piece, row, V::rows, panel, P, w, bytes);
+    const char* next = fetch.start(row, panel, P, w);
     const std::uint8_t* from = x + row * ld;
     typename V::I sums[C][R][P];
     TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
@@ -211,10 +218,10 @@ void product_int8(const Product& product, const Piece& piece) {
         TFORMER_UNROLL for (int c = 0; c < together; ++c) {
           typename V::Weights line[P];
           TFORMER_UNROLL for (int p = 0; p < P; ++p) {
-            V::prefetch(fetch.at + p * fetch.apart);
+            V::prefetch(next + p * fetch.apart);
             line[p] = V::weights(w + p * bytes + k + (j + c) * 64);
           }
-          fetch.at += fetch.step;
+          next += fetch.step;
           TFORMER_UNROLL for (int r = 0; r < R; ++r) {
             const auto quad = V::quad(inputs[r], j + c);
             TFORMER_UNROLL for (int p = 0; p < P; ++p) sums[c % C][r][p] = V::dot(sums[c % C][r][p], quad, line[p]);
@@ -248,12 +255,13 @@ void product_int4(const Product& product, const Piece& piece) {
   const Matrix& m = product.matrix;
   const std::int64_t whole = padded(m.inputs, m.group), groups = whole / m.group, bytes = whole * lanes / 2;
   const Columns<V> finish(product);
+  const PanelFetch<V::int4_rows> fetch(piece, bytes);
   const auto* x = static_cast<const std::int8_t*>(product.x.integers);
   const std::int64_t ld = product.x.ld;
   const auto block = [&](std::int64_t row, auto rows, std::int64_t panel, auto panels) TFORMER_LAMBDA {
     constexpr int R = decltype(rows)::value, P = decltype(panels)::value, C = R == 1 ? 2 : 1;
     const char* w = static_cast<const char*>(m.weights) + panel * bytes;
-    PanelFetch fetch(piece, row, V::int4_rows, panel, P, w, bytes);
+    const char* next = fetch.start(row, panel, P, w);
     typename V::F y[R][P];
     TFORMER_UNROLL for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
     for (std::int64_t g = 0; g < groups; ++g) {
@@ -262,11 +270,11 @@ void product_int4(const Product& product, const Piece& piece) {
         const typename V::I eights = V::set_int(-8 * product.x.sums[(row + r) * groups + g]);
         TFORMER_UNROLL for (int i = 0; i < C * P; ++i) sums[i / P][r][i % P] = i < P ? eights : V::set_int(0);
       }
-      for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8, fetch.at += fetch.step) {
+      for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8, next += fetch.step) {
         typename V::Nibbles low[P], high[P];
         TFORMER_UNROLL for (int p = 0; p < P; ++p) {
           const char* at = w + p * bytes + k * 8;
-          V::prefetch(fetch.at + p * fetch.apart);
+          V::prefetch(next + p * fetch.apart);
           low[p] = V::low(at);
           high[p] = V::high(at);
         }
