@@ -19,22 +19,25 @@ TFORMER_INLINE float soften(float* scores, std::int64_t length, typename V::F mo
   return 1.0F / V::sum(sum);
 }
 
-/// Prefetch values that are needed soon.
+/// Load cached numbers, and prefetch those that are read next, `next` elements further; 0: there are none. One at a time,
+/// between the arithmetic: for many at once the core waits.
 template <class V, class E>
-TFORMER_INLINE void fetch(const E* from, std::int64_t count) {
-  constexpr std::int64_t line = 64 / sizeof(E);
-  for (std::int64_t i = 0; i < count; i += line) V::prefetch_far(from + i);
+TFORMER_INLINE typename V::F load_and_fetch(const E* from, std::int64_t next) {
+  if (next) V::prefetch_far(from + next);
+  return V::load(from);
 }
 
 /// Weighted sums of values, `C` times 16 columns, in four chains; value(t) is the row of position t.
 template <class V, int C, class Value>
-TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, float* out) {
+TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse, Value value, std::int64_t next, float* out) {
   typename V::F sums[4][C];
   TFORMER_UNROLL for (int i = 0; i < 4 * C; ++i) sums[i / C][i % C] = V::set(0.0F);
   const auto add = [&](std::int64_t t, int chain) TFORMER_LAMBDA {
     const typename V::F weight = V::set(weights[t]);
     const auto* row = value(t);
-    TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[chain][c] = V::fma(weight, V::load(row + c * lanes), sums[chain][c]);
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) {
+      sums[chain][c] = V::fma(weight, load_and_fetch<V>(row + c * lanes, next), sums[chain][c]);
+    }
   };
   std::int64_t t = 0;
   for (; t + 4 <= length; t += 4) {
@@ -55,14 +58,14 @@ TFORMER_INLINE void mix(const float* weights, std::int64_t length, float inverse
 /// The same for all columns of a head.
 template <class V, class Value>
 TFORMER_INLINE void mix_head(const float* weights, std::int64_t length, float inverse, std::int64_t columns, Value value,
-                             float* out) {
+                             std::int64_t next, float* out) {
   std::int64_t c = 0;
   for (; c + V::columns <= columns; c += V::columns) {
     mix<V, V::columns>(weights, length, inverse, [&](std::int64_t t) TFORMER_LAMBDA { return value(t) + c * lanes; },
-                       out + c * lanes);
+                       next, out + c * lanes);
   }
   for (; c < columns; ++c) {
-    mix<V, 1>(weights, length, inverse, [&](std::int64_t t) TFORMER_LAMBDA { return value(t) + c * lanes; },
+    mix<V, 1>(weights, length, inverse, [&](std::int64_t t) TFORMER_LAMBDA { return value(t) + c * lanes; }, next,
               out + c * lanes);
   }
 }
@@ -83,7 +86,7 @@ TFORMER_INLINE void write_head(const Writer<V>& write, const float* from, std::i
 /// Scores of one head of a row over its cache. `C`: columns / 16 if constant, or 0.
 template <class V, int C, class Key>
 TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::int64_t length, float scale,
-                                   const float* bias, Key key, float* scores) {
+                                   const float* bias, Key key, std::int64_t next, float* scores) {
   const std::int64_t count = C ? C : columns;
   typename V::F kept[C ? C : 1], most = V::set(-INFINITY);
   TFORMER_UNROLL for (int c = 0; c < C; ++c) kept[c] = V::load(q + c * lanes);
@@ -92,9 +95,9 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
     typename V::F products[lanes];
     TFORMER_UNROLL for (int j = 0; j < lanes; ++j) {
       const auto* k = key(t + (j < n ? j : n - 1));  // past the length the last one again, which is dropped below
-      typename V::F sum = V::mul(C ? kept[0] : V::load(q), V::load(k));
+      typename V::F sum = V::mul(C ? kept[0] : V::load(q), load_and_fetch<V>(k, next));
       for (std::int64_t c = 1; c < count; ++c) {
-        sum = V::fma(C ? kept[C ? c : 0] : V::load(q + c * lanes), V::load(k + c * lanes), sum);
+        sum = V::fma(C ? kept[C ? c : 0] : V::load(q + c * lanes), load_and_fetch<V>(k + c * lanes, next), sum);
       }
       products[j] = sum;
     }
@@ -110,7 +113,8 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
 /// The scores of one head, and where the row's new keys and values go first.
 template <class V, class E>
 TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t row, std::int64_t head,
-                                        const std::int64_t* from, float* q, float* scores) {
+                                        const std::int64_t* from, std::int64_t next, float* q,
+                                        float* scores) {
   const std::int64_t size = work.size, columns = padded(size) / lanes, position = work.positions[row];
   const std::int64_t at = row * work.ld + head * size, length = position + 1;
   E* keys = static_cast<E*>(work.keys) + head * work.head_stride;
@@ -120,10 +124,10 @@ TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t 
   copy_head<V>(work.q + at, size, q);
   const float* bias = work.bias ? work.bias + head * work.bias_stride - position : nullptr;
   const auto key = [&](std::int64_t t) TFORMER_LAMBDA { return keys + from[t]; };
-  if (columns == 1) return score<V, 1>(q, columns, length, work.scale, bias, key, scores);
-  if (columns == 2) return score<V, 2>(q, columns, length, work.scale, bias, key, scores);
-  if (columns == 4) return score<V, 4>(q, columns, length, work.scale, bias, key, scores);
-  return score<V, 0>(q, columns, length, work.scale, bias, key, scores);
+  if (columns == 1) return score<V, 1>(q, columns, length, work.scale, bias, key, next, scores);
+  if (columns == 2) return score<V, 2>(q, columns, length, work.scale, bias, key, next, scores);
+  if (columns == 4) return score<V, 4>(q, columns, length, work.scale, bias, key, next, scores);
+  return score<V, 0>(q, columns, length, work.scale, bias, key, next, scores);
 }
 
 template <class V, class E>
@@ -131,7 +135,10 @@ void attend_self_of(const SelfAttention& work, const Heads& piece, float* scratc
   constexpr std::int64_t together = 4;  // heads at a time, so that their chains of additions overlap
   const Writer<V> write(work.to);
   const std::int64_t size = work.size, room = padded(size), end = piece.head + piece.heads;
-  const E *keys = static_cast<const E*>(work.keys), *values = static_cast<const E*>(work.values);
+  const E* values = static_cast<const E*>(work.values);
+  const auto next = [&](std::int64_t head) TFORMER_LAMBDA {  // where no next call is known, the next head
+    return work.ahead || head + 1 == end ? work.ahead : work.head_stride;
+  };
   for (std::int64_t r = piece.row; r < piece.row + piece.rows; ++r) {
     const std::int64_t position = work.positions[r], length = position + 1;
     float *q = scratch, *mixed = scratch + largest_head, *scores = mixed + largest_head;
@@ -145,16 +152,13 @@ void attend_self_of(const SelfAttention& work, const Heads& piece, float* scratc
       typename V::F most[together];
       float inverse[together];
       for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t next = r * work.slot_stride + (h + i) * work.head_stride + work.ahead;
-        if (work.ahead) fetch<V>(keys + next, length * room);
-        most[i] = score_head<V, E>(work, r, h + i, from, q, scores + i * padded(length));
-        if (work.ahead) fetch<V>(values + next, length * room);
+        most[i] = score_head<V, E>(work, r, h + i, from, next(h + i), q, scores + i * padded(length));
       }
       for (std::int64_t i = 0; i < count; ++i) inverse[i] = soften<V>(scores + i * padded(length), length, most[i]);
       for (std::int64_t i = 0; i < count; ++i) {
         const E* own = values + (h + i) * work.head_stride;
         const auto value = [&](std::int64_t t) TFORMER_LAMBDA { return own + from[t]; };
-        mix_head<V>(scores + i * padded(length), length, inverse[i], room / lanes, value, mixed);
+        mix_head<V>(scores + i * padded(length), length, inverse[i], room / lanes, value, next(h + i), mixed);
         write_head<V>(write, mixed, size, r, h + i);
       }
     }
@@ -201,14 +205,16 @@ void pack_source(const Source& work, std::int64_t head, std::int64_t heads) {
 template <class V, int chains, int Q, int B, bool half = false, class E>
 TFORMER_INLINE void score_shared(const float* const (&q)[Q], const E* keys, std::int64_t size, float scale,
                                  const float* const (&bias)[Q], float* const (&scores)[Q], std::int64_t t,
-                                 std::int64_t length, typename V::F (&most)[Q]) {
+                                 std::int64_t length, std::int64_t next, typename V::F (&most)[Q]) {
   typename V::F sums[chains][Q][B];
   TFORMER_UNROLL for (int i = 0; i < chains * Q * B; ++i) sums[i / (Q * B)][i / B % Q][i % B] = V::set(0.0F);
   const E* block = keys + t * size;
   const auto add = [&](std::int64_t d, int chain) TFORMER_LAMBDA {
     typename V::F key[B];
     TFORMER_UNROLL for (int b = 0; b < B; ++b) {
-      key[b] = half ? V::load_half(block + d * lanes / 2) : V::load(block + (b * size + d) * lanes);
+      const E* from = block + (half ? d * lanes / 2 : (b * size + d) * lanes);
+      if (next) V::prefetch_far(from + next);
+      key[b] = half ? V::load_half(from) : V::load(from);
     }
     TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const typename V::F x = V::set(q[i][d]);
@@ -240,12 +246,12 @@ TFORMER_INLINE void score_shared(const float* const (&q)[Q], const E* keys, std:
 /// Values of many queries, one chain each: Q queries times C columns of 16.
 template <class V, int Q, int C, class E>
 TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse)[Q], const E* values,
-                               std::int64_t room, std::int64_t length, float* const (&out)[Q]) {
+                               std::int64_t room, std::int64_t length, std::int64_t next, float* const (&out)[Q]) {
   typename V::F sums[Q][C];
   TFORMER_UNROLL for (int i = 0; i < Q * C; ++i) sums[i / C][i % C] = V::set(0.0F);
   for (std::int64_t t = 0; t < length; ++t) {
     typename V::F row[C];
-    TFORMER_UNROLL for (int c = 0; c < C; ++c) row[c] = V::load(values + t * room + c * lanes);
+    TFORMER_UNROLL for (int c = 0; c < C; ++c) row[c] = load_and_fetch<V>(values + t * room + c * lanes, next);
     TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const typename V::F weight = V::set(weights[i][t]);
       TFORMER_UNROLL for (int c = 0; c < C; ++c) sums[i][c] = V::fma(weight, row[c], sums[i][c]);
@@ -259,7 +265,7 @@ TFORMER_INLINE void mix_shared(float* const (&weights)[Q], const float (&inverse
 /// Q queries of one head.
 template <class V, class E, int chains, int Q, int B>
 void attend_queries(const SharedAttention& work, const Writer<V>& write, std::int64_t row, std::int64_t head,
-                    float* scratch) {
+                    std::int64_t next, float* scratch) {
   const std::int64_t size = work.size, room = padded(size), length = work.length, end = padded(length);
   const bool half = key_lanes(length, length - 1) < lanes;
   const std::int64_t whole = half ? end - lanes : end;  // positions in blocks of 16
@@ -277,10 +283,10 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
   }
   std::int64_t t = 0;
   for (; t + B * lanes <= whole; t += B * lanes) {
-    score_shared<V, chains, Q, B>(q, keys, size, work.scale, bias, scores, t, length, most);
+    score_shared<V, chains, Q, B>(q, keys, size, work.scale, bias, scores, t, length, next, most);
   }
-  for (; t < whole; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, most);
-  if (half) score_shared<V, chains, Q, 1, true>(q, keys, size, work.scale, bias, scores, t, length, most);
+  for (; t < whole; t += lanes) score_shared<V, chains, Q, 1>(q, keys, size, work.scale, bias, scores, t, length, next, most);
+  if (half) score_shared<V, chains, Q, 1, true>(q, keys, size, work.scale, bias, scores, t, length, next, most);
   TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
     inverse[i] = soften<V>(scores[i], length, most[i]);
     if (!work.weights) continue;
@@ -290,18 +296,18 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
   if constexpr (chains == 4) {
     TFORMER_UNROLL for (int i = 0; i < Q; ++i) {
       const auto value = [&](std::int64_t at) TFORMER_LAMBDA { return values + at * room; };
-      mix_head<V>(scores[i], length, inverse[i], room / lanes, value, mixed[i]);
+      mix_head<V>(scores[i], length, inverse[i], room / lanes, value, next, mixed[i]);
     }
   } else {
     std::int64_t c = 0;
     float* out[Q];
     for (; c + V::columns * lanes <= room; c += V::columns * lanes) {
       TFORMER_UNROLL for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
-      mix_shared<V, Q, V::columns>(scores, inverse, values + c, room, length, out);
+      mix_shared<V, Q, V::columns>(scores, inverse, values + c, room, length, next, out);
     }
     for (; c < room; c += lanes) {
       TFORMER_UNROLL for (int i = 0; i < Q; ++i) out[i] = mixed[i] + c;
-      mix_shared<V, Q, 1>(scores, inverse, values + c, room, length, out);
+      mix_shared<V, Q, 1>(scores, inverse, values + c, room, length, next, out);
     }
   }
   TFORMER_UNROLL for (int i = 0; i < Q; ++i) write_head<V>(write, mixed[i], size, row + i, head);
@@ -309,21 +315,23 @@ void attend_queries(const SharedAttention& work, const Writer<V>& write, std::in
 
 template <class V, class E>
 void attend_shared_of(const SharedAttention& work, const Heads& piece, float* scratch) {
-  constexpr int many = V::queries, few = V::few_queries;
   const Writer<V> write(work.to);
   for (std::int64_t h = piece.head; h < piece.head + piece.heads; ++h) {
     std::int64_t r = piece.row;
-    const std::int64_t end = piece.row + piece.rows, next = h * work.head_stride + work.ahead;
-    if (work.ahead) {
-      fetch<V>(static_cast<const E*>(work.keys) + next, padded(work.length, lanes / 2) * work.size);
-      fetch<V>(static_cast<const E*>(work.values) + next, work.length * padded(work.size));
-    }
+    const std::int64_t end = piece.row + piece.rows;
+    const auto queries = [&](auto chains, auto count, auto blocks) TFORMER_LAMBDA {
+      constexpr int Q = decltype(count)::value;
+      for (; r + Q <= end; r += Q) {
+        const std::int64_t next = r == piece.row ? work.ahead : 0;  // the first queries fetch for all
+        attend_queries<V, E, decltype(chains)::value, Q, decltype(blocks)::value>(work, write, r, h, next, scratch);
+      }
+    };
     if (work.chains == 1) {
-      for (; r + many <= end; r += many) attend_queries<V, E, 1, many, V::key_blocks>(work, write, r, h, scratch);
-      for (; r < end; ++r) attend_queries<V, E, 1, 1, V::key_blocks>(work, write, r, h, scratch);
+      queries(Count<1>(), Count<V::queries>(), Count<V::key_blocks>());
+      queries(Count<1>(), Count<1>(), Count<V::key_blocks>());
     } else {
-      for (; r + few <= end; r += few) attend_queries<V, E, 4, few, V::few_blocks>(work, write, r, h, scratch);
-      for (; r < end; ++r) attend_queries<V, E, 4, 1, V::few_blocks>(work, write, r, h, scratch);
+      queries(Count<4>(), Count<V::few_queries>(), Count<V::few_blocks>());
+      queries(Count<4>(), Count<1>(), Count<V::few_blocks>());
     }
   }
 }

@@ -208,7 +208,7 @@ struct SelfAttention {
   std::int64_t written_ld = 0;
   const float* bias = nullptr;       ///< head 0, distance 0; key t, query p: bias[t - p]; reads up to 16 past the end
   std::int64_t bias_stride = 0;      ///< floats from one head to the next
-  std::int64_t ahead = 0;            ///< elements to the keys and values of the next call, to prefetch; 0: none
+  std::int64_t ahead = 0;            ///< elements to the keys and values of the next call, to prefetch; 0: not known
   Target to;                         ///< (rows, heads * size)
 };
 

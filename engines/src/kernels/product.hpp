@@ -38,11 +38,6 @@ class PanelFetch {
   bool shared_;
 };
 
-template <int n>
-struct Count {
-  static constexpr int value = n;
-};
-
 /// Call fn with min(count, most) as a compile-time constant. Returns it.
 template <int most, class Fn>
 TFORMER_INLINE std::int64_t with_count(std::int64_t count, Fn fn) {

@@ -7,6 +7,11 @@
 namespace tformer::kernels {
 namespace {
 
+template <int n>
+struct Count {
+  static constexpr int value = n;
+};
+
 inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 template <class V>
