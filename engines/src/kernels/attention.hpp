@@ -113,8 +113,7 @@ TFORMER_INLINE typename V::F score(const float* q, std::int64_t columns, std::in
 /// The scores of one head, and where the row's new keys and values go first.
 template <class V, class E>
 TFORMER_INLINE typename V::F score_head(const SelfAttention& work, std::int64_t row, std::int64_t head,
-                                        const std::int64_t* from, std::int64_t next, float* q,
-                                        float* scores) {
+                                        const std::int64_t* from, std::int64_t next, float* q, float* scores) {
   const std::int64_t size = work.size, columns = padded(size) / lanes, position = work.positions[row];
   const std::int64_t at = row * work.ld + head * size, length = position + 1;
   E* keys = static_cast<E*>(work.keys) + head * work.head_stride;
