@@ -145,7 +145,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(client: Any, monkeypatch: p
 def test_a_text_that_is_late_is_given_up(serve: Callable[..., Any], engine: Watched) -> None:
     client = serve(caps=dataclasses.replace(CAPS, seconds=0.1))
     engine.open.clear()
-    threading.Timer(0.3, engine.open.set).start()
+    threading.Timer(1.5, engine.open.set).start()  # late even if the request comes late
     late = post(client, text=["w4 w5", "w6"], options={"min_tokens": 10}).json()["results"]
     assert [each["status"] for each in late] == [504, 504]
 
@@ -218,7 +218,7 @@ def test_a_failure_is_logged_and_counted_with_its_message_and_request(
 def test_requests_to_score_wait_for_each_other_and_few_wait(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, free = serve(caps=dataclasses.replace(CAPS, seconds=0.5)), threading.Event()
+    client, free = serve(caps=dataclasses.replace(CAPS, seconds=2)), threading.Event()
     monkeypatch.setattr(own, "MOST_SCORES", 1)
     monkeypatch.setattr(Translator, "score", lambda *_: free.wait(20) and [[-1.0]])
     statuses: list[int] = []

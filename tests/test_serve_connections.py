@@ -44,7 +44,7 @@ def is_closed_in(connection: socket.socket, seconds: float) -> bool:
 def test_a_connection_whose_headers_do_not_come_is_closed(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 1)
     client = serve()
     started = b"GET /healthz HTTP/1.1\r\nHost: a\r\n"
     silent, begun, slow = opened(client), opened(client, started), opened(client, started)
@@ -60,9 +60,9 @@ def test_a_connection_whose_headers_do_not_come_is_closed(
 def test_a_request_takes_longer_than_its_headers_may(
     serve: Callable[..., Any], engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 1)
     client = serve()
-    for pause in (0.4, 0.0):  # the second on the same connection
+    for pause in (1.5, 0.0):  # the second on the same connection
         engine.open.clear()
         threading.Timer(pause, engine.open.set).start()
         assert post(client, text="w4 w5").status_code == 200

@@ -169,7 +169,7 @@ def test_a_stream_ends_with_the_model_that_it_began_with(serve: Callable[..., An
 
 
 def test_a_client_that_takes_no_data_keeps_no_models_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tformer_deploy.serve.current.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("tformer_deploy.serve.current.BODY_SECONDS", 1)
     caps, replaced = dataclasses.replace(CAPS, seconds=0.1), Replaced(("a",))
     models = Models([Model("a", translator_of(Watched()), caps)])
     current = make_app(models, reopen=replaced).current
