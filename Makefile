@@ -68,7 +68,7 @@ spec: $(READY)
 # The C++ runtime: what it is built from, the library and tformer-cpp in engines/build, tformer-native, and their tests.
 cpp: native .demo/bundle/manifest.json
 	ctest --test-dir engines/build --output-on-failure
-	$(BIN)/pytest -rs tests/test_cpp*.py
+	$(BIN)/pytest -rsfE tests/test_cpp*.py
 
 cpp-build:
 	flock engines sh -ec 'engines/get-dependencies; cmake -S engines -B engines/build -G Ninja --log-level=WARNING; \
