@@ -47,7 +47,7 @@ def read_lines(path: Path) -> list[str]:
     Raises DataError with the line number of what is too long or cannot be read.
     """
     if not path.exists():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path}: no such file: check the path")
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file")
     lines: list[str] = []

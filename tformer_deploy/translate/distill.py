@@ -56,8 +56,9 @@ class Filters:
         for name, least in (("max_ratio", 1.0), ("max_copied", 0.0), ("max_repeats", 1), ("min_script", 0.0)):
             if (value := getattr(self, name)) and not value >= least:
                 raise ConfigError(f"{name}={value}: must be at least {least:g}, or 0 for no such filter")
-        if self.min_script > 1 or self.max_copied > 1:
-            raise ConfigError("min_script and max_copied are shares: give at most 1")
+        for name in ("max_copied", "min_script"):
+            if (value := getattr(self, name)) > 1:
+                raise ConfigError(f"{name}={value}: is a share: give at most 1")
         if not self.min_score <= 0 or math.isinf(self.min_score):
             raise ConfigError(f"min_score={self.min_score}: is a log-probability: must be below 0")
 
@@ -151,7 +152,8 @@ def distill(options: DistillOptions, progress: Progress | None = None) -> Distil
             kept.append((source, output))
     report.kept = len(kept)
     if not kept:
-        raise DataError(f"no line is left of {len(sources):,}: {report.left_out}: loosen the filters")
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in report.left_out.items() if count)
+        raise DataError(f"no line is left of {len(sources):,} ({counts}): loosen the filters")
     if references:
         report.quality = _quality(records, outputs, references)
     for name, side in ((SRC, 0), (TGT, 1)):

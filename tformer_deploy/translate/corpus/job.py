@@ -82,7 +82,7 @@ def translate_corpus(
         if place.rpartition("/")[0] == out:
             raise ConfigError(f"{each.name} lies in the output folder, beside what is made of it: choose another --out")
         if place in seen:
-            raise DataError(f"--in: {each.name} is named twice: name each file once")
+            raise DataError(f"{each.name} is named twice: name each file once")
         seen.add(place)
     known = all(each.size or not is_url(each.place) for each in inputs)
     progress.total_bytes = sum(each.size for each in inputs) if known else 0
