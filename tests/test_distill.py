@@ -122,7 +122,10 @@ def test_without_a_reference_the_teacher_decides() -> None:
         (["--filter", "min_script=3"], "min_script=3.0: is a share: give at most 1"),
         (["--tgt", "short"], "--src has 4 lines, --tgt 1: they must be translations"),
         (["--tgt", "lines", "--tgt", "lines"], "1 files of --src and 2 of --tgt: give one for each"),
-        (["--filter", "max_ratio=1.0", "--max-tokens", "1"], "no line is left of 4 (4 cut off): loosen the filters"),
+        (
+            ["--filter", "max_ratio=1.0", "--max-tokens", "1"],
+            "no line is left of 4 (1 no text, 1 failed, 2 cut off): loosen the filters",
+        ),
     ],
 )
 def test_what_is_refused(text: Path, tmp_path: Path, words: list[str], message: str) -> None:
