@@ -49,12 +49,12 @@ def test_every_byte_is_that_of_python(variant: str, search: list[str], trained: 
     flags = [trained, "--variant", variant, *search, "--threads", "1"]
     environment = {**os.environ, "TFORMER_ONNXRUNTIME": onnxruntime()}
 
-    def translated(program: list[str | Path]) -> bytes:
+    def translated(*program: str | Path) -> bytes:
         # From a file: what a pipe holds depends on time, and so would batches and the last digits of scores.
         with sentences.open("rb") as lines:
             command = [*program, "translate", *flags]
             return subprocess.run(command, stdin=lines, stdout=subprocess.PIPE, check=True, env=environment).stdout
 
-    found, expected = translated([built() / "examples" / "tformer-cpp"]), translated([*COMMAND])
+    found, expected = translated(built() / "examples" / "tformer-cpp"), translated(*COMMAND)
     assert found.count(b"\n") == (5 if search else 1) * SENTENCES
     assert found == expected

@@ -9,7 +9,7 @@ import json
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -121,6 +121,11 @@ class DistillReport:
         return "\n".join(lines)
 
 
+def counted(left_out: Mapping[str, int]) -> str:
+    """Reasons that have lines, with their numbers, in one line; empty if none has."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)
+
+
 def distill(options: DistillOptions, progress: Progress | None = None) -> DistillReport:
     """Translate, choose, filter and write; after a kill, the same call continues. Raises TformerError."""
     sources = [line for path in options.src for line in read_lines(path)]
@@ -152,8 +157,7 @@ def distill(options: DistillOptions, progress: Progress | None = None) -> Distil
             kept.append((source, output))
     report.kept = len(kept)
     if not kept:
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in report.left_out.items() if count)
-        raise DataError(f"no line is left of {len(sources):,} ({counts}): loosen the filters")
+        raise DataError(f"no line is left of {len(sources):,} ({counted(report.left_out)}): loosen the filters")
     if references:
         report.quality = _quality(records, outputs, references)
     for name, side in ((SRC, 0), (TGT, 1)):

@@ -30,6 +30,7 @@ from ...bench.turns import start
 from ...bundle.manifest import Bundle
 from ...check.gate import machine
 from ...engines import STANDARD, EngineName, threads_each
+from ...translate.distill import counted
 from ...translate.opening import TranslatorOptions, open_translator
 from ...translate.translator import Translator
 from ..data import Parallel
@@ -92,8 +93,8 @@ class StudentReport:
 
     def __str__(self) -> str:
         found = self.distillation
-        left_out = [f"{count:,} {reason}" for reason, count in found["left_out"].items() if count]
-        lines = [f"{found['kept']:,} of {found['lines']:,} lines distilled; left out: {', '.join(left_out) or 'none'}"]
+        left_out = counted(found["left_out"]) or "none"
+        lines = [f"{found['kept']:,} of {found['lines']:,} lines distilled; left out: {left_out}"]
         for _, head, rows in self.tables():
             lines += ["", *table(head, rows)]
         versions = ", ".join(f"{name} {value}" for name, value in self.machine.items() if name != "processor")
