@@ -19,7 +19,10 @@ QUERY = (
 )
 LIMIT = 16 << 20
 """Bytes of results: small enough for a job's output."""
-TORCH = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
+TORCH = (
+    "import torch; print(torch.__version__, 'CUDA', torch.version.cuda, "
+    "'' if torch.cuda.is_available() else 'not available')"
+)
 
 
 def describe(python: str) -> dict[str, Any]:

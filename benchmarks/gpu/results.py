@@ -215,7 +215,7 @@ def markdown(results: Mapping[str, Any], found: Iterable[Side]) -> str:
         ]
         tried = [line for line in refused if not line.endswith("did not run")]
         return "\n".join(
-            [f"{about} No engine passed the checks of both models, so none has speeds:", "", *passed, *tried]
+            [f"{about} Speeds need the checks of both models. What passed, and what did not:", "", *passed, *tried]
         )
     lines = [
         f"{about} The `{random['preset']}` preset with random weights, vocabulary "

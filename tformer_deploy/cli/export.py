@@ -24,7 +24,7 @@ def recipes(default: str) -> Any:
     """The option `--recipe`, with the text of its default."""
     return typer.Option(
         metavar="RECIPE",
-        help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first other than trt is "
+        help=f"{', '.join(named_recipes())}, or a TOML file; repeatable. The first for ONNX Runtime is "
         f"the bundle's default. Default: {default}.",
         autocompletion=complete_recipe,
     )

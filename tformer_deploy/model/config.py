@@ -322,7 +322,7 @@ class TrainConfig:
     """`bf16`: matmuls in bfloat16; faster only on processors with bfloat16 arithmetic."""
     quantize: Quantize = "none"
     """`int8`: train and validate with weights and inputs of products rounded to 8 bits, as recipe `native-int8-trained`
-    rounds them, and learn the steps of inputs (Esser et al. 2020)."""
+    rounds them, and learn the scales of inputs (Esser et al. 2020)."""
     valid_every: int = 500
     """Updates between two validations. Each validation saves."""
     average: int = 10
