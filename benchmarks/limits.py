@@ -17,7 +17,6 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tformer_deploy.base.lines import read_lines
-from tformer_deploy.base.notes import unseen
 from tformer_deploy.bundle.manifest import Bundle, open_bundle
 from tformer_deploy.bundle.plans import trt_variant
 from tformer_deploy.bundle.recipe import Tolerance, narrowest
@@ -119,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     ranges: LargestValues = {}
     if options.calibrate:
         text = make_corpus(bundle.config, recipe, bundle.tokenizers(), options.calibrate).sources
-        ranges = largest_on_text(bundle, trt_variant(bundle), text, 256, unseen)
+        ranges = largest_on_text(bundle, trt_variant(bundle), text, 256)
     for name in options.engine:
         engine: Any
         if name in LARGEST:

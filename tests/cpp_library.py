@@ -13,7 +13,6 @@ from fcntl import LOCK_EX, flock
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -212,9 +211,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self.close()
 
 
@@ -239,9 +236,7 @@ class Translator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         library().tformer_translator_free(self.handle)
 
     def translate(
@@ -309,9 +304,7 @@ class Serving:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         library().tformer_serving_free(self.handle)
 
     def admit(self, line: str | bytes, number: int, prefix: str = "", **values: Any) -> None:

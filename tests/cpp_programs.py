@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -30,11 +29,9 @@ class Talk:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self._process.communicate(timeout=60)
-        assert kind or self._process.returncode == 0, f"the program ended with {self._process.returncode}"
+        assert why[0] or self._process.returncode == 0, f"the program ended with {self._process.returncode}"
 
     def send(self, value: Any) -> None:
         """A line, or bytes as they are."""

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from tformer_deploy.engines.base import Ints, Limits, Scores
 
 State = Mapping[str, Tensor]
-Norm = Callable[[Tensor, str], Tensor]
 
 
 @dataclass

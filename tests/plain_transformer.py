@@ -6,7 +6,7 @@ A toolkit's test says how its tensors are used; here is what all of them have in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,7 +145,3 @@ def imported_as(
     assert found.tokens and all(equal.startswith("60 of") for equal in found.tokens.values()), found.tokens
     assert found.memory is not None and found.memory < 1e-4 and found.log_probs < 1e-4
     return imported, found
-
-
-def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}

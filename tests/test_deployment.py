@@ -15,7 +15,6 @@ from tformer_deploy.export.checked import export_checked
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
-CHECKOUT = "in a checkout of tformer-deploy"
 
 
 @pytest.fixture(scope="module")

@@ -187,10 +187,20 @@ def test_kill_during_export_leaves_the_old_bundle(run: Path, bundle: Path, tmp_p
     assert open_bundle(out).manifest == open_bundle(bundle).manifest
 
 
-@pytest.mark.parametrize("name", ["decoder_step.onnx", "encoder.onnx", "tokenizer.words", "check.json"])
-def test_damaged_bundles_are_refused(name: str, bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decoder_step.onnx",
+        "encoder.onnx",
+        "tokenizer.words",
+        "check.json",
+        "int8/decoder_step.onnx",
+        "int4/encoder.onnx",
+    ],
+)
+def test_damaged_bundles_are_refused(name: str, variants_bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "bundle"
-    shutil.copytree(bundle, copy)
+    shutil.copytree(variants_bundle, copy)
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copy / name).write_bytes(content)

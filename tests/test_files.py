@@ -513,7 +513,7 @@ def saved(tmp_path: Path) -> Path:
     """A checkpoint of random weights."""
     words = Words([*SPECIALS, *"abcdefgh"], None)
     weights = tmp_path / "run" / "weights" / "step-7.safetensors"
-    save_tensors(weights, model_tensors(Transformer(CONFIG).init_weights(1)), {"step": "7"})
+    save_tensors(weights, model_tensors(Transformer(CONFIG).init_weights(1)))
     save_checkpoint(tmp_path / "run", CONFIG, Tokenizers(words, words), weights, {"updates": 7})
     return tmp_path / "run"
 

@@ -56,7 +56,6 @@ from .test_train import (  # noqa: F401
     NO_DROPOUT,
     QUICK,
     TORCHRUN,
-    arguments,
     data,
     interrupt,
     launch,

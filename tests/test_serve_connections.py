@@ -18,8 +18,6 @@ import httpx
 import pytest
 
 from .serving import Watched, counted, post, wait_for
-from .serving import engine as engine
-from .serving import serve as serve
 from .test_serve_reload import BUNDLES
 
 connections = pytest.importorskip("tformer_deploy.serve.connections", reason="the extra serve is not installed")

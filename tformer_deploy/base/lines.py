@@ -16,11 +16,8 @@ LINE_BYTES_OPTION = "--max-line-bytes"
 """The option of the command line that raises the limit."""
 
 
-def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") -> None:
-    """Raise DataError for a line that is no text or has more than `most` bytes.
-
-    `where`: how the message begins. `option`: the option that raises the limit, if there is one.
-    """
+def check_line(text: str, where: str, most: int) -> None:
+    """Raise DataError for a line that is no text or has more than `most` bytes; `where`: how the message begins."""
     if not isinstance(text, str):
         raise DataError(f"{where}: {type(text).__name__} is no text: give a str")
     try:
@@ -28,12 +25,7 @@ def check_line(text: str, where: str, most: int = LINE_BYTES, option: str = "") 
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: character {error.start + 1} is a lone surrogate: give valid Unicode") from None
     if size > most:
-        raise too_long(where, most, option)
-
-
-def too_long(where: str, most: int, option: str = "") -> DataError:
-    """The error for a line of more than `most` bytes."""
-    return DataError(f"{where}: {longer_than(most, option)}")
+        raise DataError(f"{where}: {longer_than(most, 'max_line_bytes')}")
 
 
 def longer_than(most: int, option: str = "") -> str:
@@ -55,7 +47,7 @@ def read_lines(path: Path) -> list[str]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             while raw := file.readline(LINE_BYTES + 2):  # with its end, and one byte more
                 if len(raw) > LINE_BYTES and len(raw.rstrip(b"\n")) > LINE_BYTES:
-                    raise too_long(f"{path}:{len(lines) + 1}", LINE_BYTES)
+                    raise DataError(f"{path}:{len(lines) + 1}: {longer_than(LINE_BYTES)}")
                 lines.append(raw.decode("utf-8").strip())
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error

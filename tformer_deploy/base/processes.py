@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from . import errors
@@ -113,10 +112,8 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(kill=kind is not None)
+    def __exit__(self, *why: object) -> None:
+        self.end(kill=why[0] is not None)
 
 
 def describe_end(code: int, words: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..base.errors import ConfigError, EngineError, MissingExtra, ParityError
 from ..base.notes import Progress, unseen
-from ..base.settings import check_types
+from ..base.settings import at_least, at_most, check_types
 from ..decoding import Batch, DecodeOptions, Hypothesis, forced_steps
 from ..decoding.rules import best_tokens
 from ..engines.base import Engine, Floats, Ints, Limits, Outlook, Scores
@@ -83,11 +83,8 @@ class CheckOptions:
     def __post_init__(self) -> None:
         check_types(self)
         for name in (each.name for each in dataclasses.fields(self) if each.name not in ("seed", "vocabulary")):
-            least = 1 if name in AT_LEAST_ONE else 0
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least {least}")
-            if getattr(self, name) > MAX_OPTION:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at most {MAX_OPTION}")
+            at_least(self, name, 1 if name in AT_LEAST_ONE else 0)
+            at_most(self, name, MAX_OPTION)
         if self.n_best > self.beams:
             raise ConfigError(f"n_best={self.n_best}: must be at most beams={self.beams}")
         if not 0 <= self.seed < MAX_SEED:

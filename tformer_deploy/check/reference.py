@@ -123,7 +123,7 @@ def run_variants(
     engine: Engine,
     sources: Sequence[Sequence[int]],
     options: CheckOptions,
-    progress: Progress = unseen,
+    progress: Progress,
 ) -> dict[str, dict[str, Run]]:
     """Decode some sentences again in other batches."""
     found: dict[str, dict[str, Run]] = {}

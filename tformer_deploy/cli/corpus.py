@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -41,9 +40,6 @@ from .root import app, emit
 if TYPE_CHECKING:
     from ..translate.corpus.output import Summary
     from ..translate.corpus.progress import Progress
-
-EVERY_SECONDS = 10.0
-"""Between two lines of progress: one shard takes about as long."""
 
 
 @app.command(epilog="Example: tformer corpus bundles/numbers --in 'text/*.txt.gz' --out translated --beams 4 --merge")
@@ -160,15 +156,7 @@ def _text(summary: Summary) -> str:
 def _shown(progress: Progress) -> Iterator[None]:
     """Show progress on standard error: a bar on a terminal, else lines of JSON."""
     if not sys.stderr.isatty():
-        last = time.perf_counter()
-
-        def tell() -> None:
-            nonlocal last
-            if (now := time.perf_counter()) - last >= EVERY_SECONDS:
-                last = now
-                note(jsonlib.dumps(progress.state()))
-
-        progress.changed = tell
+        progress.tell(lambda: note(jsonlib.dumps(progress.state())))
         yield
         note(jsonlib.dumps(progress.state()))
         return

@@ -41,9 +41,7 @@ def open_engine(opening: Opening) -> EagerEngine:
 open_encoder = open_engine
 
 
-def eager_of(
-    checkpoint: Checkpoint | UserCheckpoint, bundle: Bundle, threads: int = 0, device: str = "cpu"
-) -> EagerEngine:
+def eager_of(checkpoint: Checkpoint | UserCheckpoint, bundle: Bundle, threads: int, device: str = "cpu") -> EagerEngine:
     """An eager engine of an open checkpoint."""
     model = checkpoint.load_model()
     own = names_function(checkpoint.directory)

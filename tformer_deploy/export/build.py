@@ -162,7 +162,7 @@ def build_plans(
     if calibrate:
         sources = texts[calibrate]
         progress(stage="calibration")
-        ranges = largest_on_text(bundle, variant, sources, max(profile.capacity for profile in chosen), progress)
+        ranges = largest_on_text(bundle, variant, sources, max(profile.capacity for profile in chosen))
         report.calibration = f"{min(len(sources), CALIBRATED)} sentences of {calibrate.name}"
         report.largest = largest_values(ranges)
     for profile in chosen if lengths else []:
@@ -259,13 +259,7 @@ def read_sources(bundle: Bundle, path: Path, longest: int) -> list[list[int]]:
     return found
 
 
-def largest_on_text(
-    bundle: Bundle,
-    variant: str,
-    sources: Sequence[Sequence[int]],
-    steps: int,
-    progress: Progress,
-) -> LargestValues:
+def largest_on_text(bundle: Bundle, variant: str, sources: Sequence[Sequence[int]], steps: int) -> LargestValues:
     """Decode the first sentences greedily in fp32 and record the largest absolute value of every tensor."""
     from ..engines.ort.ranges import RangeEngine
 

@@ -53,9 +53,6 @@ class Tracer:
         return self._traced[key].clone()
 
 
-Given = Mapping[str, tuple[Tensor, Sequence[int | str]]]
-
-
 class Named(nn.Module):
     """A module whose graph has a name; weights of its `model` have theirs in the checkpoint."""
 

@@ -147,10 +147,10 @@ class Parameters:
         assert ours in self.shapes, ours
         self._made[ours] = how
 
-    def fill(self, ours: str, value: float = 0.0) -> None:
-        """Fill a parameter, if our model has it, with one value."""
+    def fill(self, ours: str) -> None:
+        """Fill a parameter, if our model has it, with zeros."""
         if ours in self.shapes:
-            self.make(ours, lambda: torch.full(self.shapes[ours], value))
+            self.make(ours, lambda: torch.zeros(self.shapes[ours]))
 
     def linear(self, ours: str, theirs: str, scale: float = 1.0, transpose: bool = False) -> None:
         """A linear layer, `theirs`.weight and, if it has one, `theirs`.bias."""

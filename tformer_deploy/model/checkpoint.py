@@ -118,12 +118,12 @@ class Checkpoint:
         return {name: tensor for name, tensor in load_tensors(self.weights).items() if not name.endswith(LEARNED)}
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary:
         try:
-            save_file(ready, temporary, dict(metadata or {}))
+            save_file(ready, temporary, {})
         except SafetensorError as error:
             raise ArtifactError(f"{path} cannot be written: {error}; make room or choose another folder") from None
 

@@ -63,7 +63,7 @@ def pipeline(task: str, model: str | Path = "", **how: Any) -> Pipeline:
     if own.get("device") in (None, -1):
         own.pop("device", None)
     if found and not {"src_lang", "tgt_lang"} & how.keys():
-        how |= {"src_lang": found[1], "tgt_lang": found[2], "by_task": True}
+        how |= {"src_lang": found[1], "tgt_lang": found[2]}
     return Pipeline(task, NAMES[kind], Opening(Path(model), **own), how)
 
 
@@ -73,7 +73,6 @@ class Pipeline:
     def __init__(self, task: str, name: str, opening: Opening, given: Mapping[str, Any]) -> None:
         self.task, self.name, self.opening = task, name, opening
         self.given = dict(given)
-        self.by_task = bool(self.given.pop("by_task", False))
         self._models: dict[tuple[str, str], TformerForSeq2SeqLM] = {}
         self.model = self._model(self.given.get("src_lang") or "", self.given.get("tgt_lang") or "")
         config = self.model.prepared.config if self.model.prepared else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -79,10 +78,8 @@ class TextEncoder:
         self.engine.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.engine.__exit__(kind, error, trace)
+    def __exit__(self, *why: object) -> None:
+        self.engine.__exit__(*why)
 
     def encode(self, lines: Iterable[str]) -> list[Encoded]:
         """Encode each line.

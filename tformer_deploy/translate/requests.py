@@ -44,7 +44,7 @@ class SourceReader:
 
     def source(self, text: str, number: int) -> list[int]:
         """Ids of a line."""
-        check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
+        check_line(text, f"line {number}", self.max_line_bytes)
         return self.checked(self.tokenizers.source_ids(text.strip()), number)
 
     def line(self, text: str, number: int) -> list[int]:
@@ -113,7 +113,7 @@ class Reader(SourceReader):
         return ids
 
     def _target(self, text: str, number: int) -> list[int]:
-        check_line(text, f"line {number}", self.max_line_bytes, "max_line_bytes")
+        check_line(text, f"line {number}", self.max_line_bytes)
         ids, limits = output_ids(text.strip(), self.tokenizers, self.options), self.limits
         if len(ids) > limits.tgt_tokens:
             raise LimitError(
@@ -151,7 +151,7 @@ def output_ids(text: str, tokenizers: Tokenizers, options: DecodeOptions) -> lis
 
 def known_ids(tokenizers: Tokenizers, text: str, where: str, max_line_bytes: int) -> list[int]:
     """Ids of a text that outputs must contain. Raises DataError for a word that is not in the vocabulary."""
-    check_line(text, where, max_line_bytes, "max_line_bytes")
+    check_line(text, where, max_line_bytes)
     encode, unk = tokenizers.target.encode, tokenizers.target.specials.unk
     ids = encode(text)
     if unk in ids:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from ..base.errors import ConfigError, EngineError, LimitError, TformerError
@@ -193,10 +192,8 @@ class Scheduler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(drain=kind is None)
+    def __exit__(self, *why: object) -> None:
+        self.close(drain=why[0] is None)
 
     @property
     def running(self) -> int:

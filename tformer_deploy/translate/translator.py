@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
-from types import TracebackType
 from typing import Any, Self
 
 from ..base.errors import ConfigError, NotNumbers
@@ -92,13 +91,8 @@ class Translator:
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._opened.close(kind, error, trace)
+    def __exit__(self, *why: object) -> None:
+        self._opened.close(*why)
 
     def close(self) -> None:
         """Free the engine's device once no other thread decodes a batch on it; no further batch begins."""

@@ -78,7 +78,7 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, directory: Path, stem: str) -> dict[str, Any]:
-        """Write the file that `load_tokenizer` needs; returns its description for a header."""
+        """Write the files that `load_tokenizers` needs; returns its description for a header."""
         ...
 
 

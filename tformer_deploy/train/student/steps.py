@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -41,8 +40,6 @@ EXACT = {"ort-cpu": "fp32-cpu", "native": "native-fp32"}
 """Target of an engine → the recipe of it that rounds nothing."""
 CHECKED, CALIBRATING = 500, 1000
 """Most lines of the validation text that the student's bundle is checked with, and of its own text that calibrate."""
-EVERY_SECONDS = 10.0
-"""Between two lines about the distillation."""
 Pair = tuple[Path, Path]
 
 
@@ -193,15 +190,8 @@ class Student:
         return made
 
     def _distill(self, folder: Path, replaces: bool, continued: bool) -> Mapping[str, Any]:
-        progress, last = Progress(), time.perf_counter()
-
-        def tell() -> None:
-            nonlocal last
-            if (now := time.perf_counter()) - last >= EVERY_SECONDS:
-                last = now
-                note(progress.line())
-
-        progress.changed = tell
+        progress = Progress()
+        progress.tell(lambda: note(progress.line()))
         distill(replace(self.distilling, force=replaces and not continued), progress)
         return {}
 

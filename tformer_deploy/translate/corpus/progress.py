@@ -10,6 +10,8 @@ from typing import Protocol
 
 from .shards import Done, Shard, Work
 
+EVERY_SECONDS = 10.0
+"""Between two lines of progress: one shard takes about as long."""
 NEARLY = 0.9999
 """The most that is done of a job whose last shard is not written yet."""
 
@@ -51,6 +53,18 @@ class Progress:
         """Nothing is left to do."""
         self.finished = True
         self.changed()
+
+    def tell(self, say: Callable[[], None]) -> None:
+        """Call `say` from now on, at most every `EVERY_SECONDS`."""
+        last = time.perf_counter()
+
+        def changed() -> None:
+            nonlocal last
+            if (now := time.perf_counter()) - last >= EVERY_SECONDS:
+                last = now
+                say()
+
+        self.changed = changed
 
     @property
     def tokens_per_second(self) -> float:
