@@ -24,17 +24,24 @@ class PanelFetch {
     // Divided here, once a product: a division in every block made small models 3.5 % slower.
     step = shared_ ? line / ((piece.rows + most_rows - 1) / most_rows) : line;
     apart = bytes / line * step;
+    turn_ = shared_ || bytes <= ahead ? -1 : bytes - ahead;
   }
 
   /// Where a block at `row` begins, w: the weights of its panels.
   TFORMER_INLINE const char* start(std::int64_t row, std::int64_t panel, std::int64_t panels, const char* w) const {
-    if (!shared_) return w + ahead;
+    if (!shared_) return w + (turn_ < 0 ? panels * bytes_ : ahead);
     const char* next = panel + panels < last_ ? w + panels * bytes_ : w;  // behind the last there is nothing to fetch
     return next + (row - row_) / most_rows * panels * apart;
   }
 
+  /// Where `position` bytes of the block's panels are done: `ahead` of the end of a panel is not the next one, which the
+  /// block has too, but the one behind the block.
+  TFORMER_INLINE void turn(std::int64_t position, std::int64_t panels, const char*& next) const {
+    if (position == turn_) next += (panels - 1) * bytes_;
+  }
+
  private:
-  std::int64_t row_, last_, bytes_;
+  std::int64_t row_, last_, bytes_, turn_;
   bool shared_;
 };
 
@@ -156,6 +163,7 @@ void product_floats(const Product& product, const Piece& piece) {
     }
     std::int64_t k = 0;
     for (; k + step <= inputs; k += step, w += line, next += fetch.step) {
+      fetch.turn(k / step * line, P, next);
       typename V::F even[P], odd[P];
       TFORMER_UNROLL for (int p = 0; p < P; ++p) {
         const char* at = w + p * panel_bytes;
@@ -208,6 +216,7 @@ void product_int8(const Product& product, const Piece& piece) {
     typename V::I sums[C][R][P];
     TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
     for (std::int64_t k = 0; k < bytes; k += 16 * 64) {
+      fetch.turn(k, P, next);
       typename V::Inputs inputs[R];
       TFORMER_UNROLL for (int r = 0; r < R; ++r) V::widen_inputs(from + r * ld + k / lanes, inputs[r]);
       for (int j = 0; j < 16; j += together) {
@@ -261,6 +270,7 @@ void product_int4(const Product& product, const Piece& piece) {
     typename V::F y[R][P];
     TFORMER_UNROLL for (int i = 0; i < R * P; ++i) y[i / P][i % P] = V::set(0.0F);
     for (std::int64_t g = 0; g < groups; ++g) {
+      fetch.turn(g * m.group * 8, P, next);
       typename V::I sums[C][R][P];
       TFORMER_UNROLL for (int i = 0; i < C * R * P; ++i) sums[i / (R * P)][i / P % R][i % P] = V::set_int(0);
       for (std::int64_t k = g * m.group; k < (g + 1) * m.group; k += 8, next += fetch.step) {
