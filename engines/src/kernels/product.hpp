@@ -29,7 +29,7 @@ class PanelFetch {
 
   /// Where a block at `row` begins, w: the weights of its panels.
   TFORMER_INLINE const char* start(std::int64_t row, std::int64_t panel, std::int64_t panels, const char* w) const {
-    if (!shared_) return w + (turn_ < 0 ? panels * bytes_ : ahead);
+    if (!shared_) return w + (panels > 1 && turn_ < 0 ? panels * bytes_ : ahead);
     const char* next = panel + panels < last_ ? w + panels * bytes_ : w;  // behind the last there is nothing to fetch
     return next + (row - row_) / most_rows * panels * apart;
   }
