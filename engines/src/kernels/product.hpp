@@ -163,7 +163,6 @@ void product_floats(const Product& product, const Piece& piece) {
     }
     std::int64_t k = 0;
     for (; k + step <= inputs; k += step, w += line, next += fetch.step) {
-      fetch.turn(k / step * line, P, next);
       typename V::F even[P], odd[P];
       TFORMER_UNROLL for (int p = 0; p < P; ++p) {
         const char* at = w + p * panel_bytes;
